@@ -24,8 +24,7 @@ from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import AutoscalingOptions, Graph, GraphSpec, Node, ServerOptions
 from gym_serve.types.errors import GraphError
 
-GATEWAY = "gateway"
-"""Name of the deployment that is every application's ingress."""
+GATEWAY = "gateway"  # name of the deployment that is every application's ingress
 
 _GATEWAY_DEFAULTS = {
     "num_cpus": 0,  # it must always fit beside the servers

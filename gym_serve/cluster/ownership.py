@@ -36,15 +36,10 @@ _LOOKS = 4  # within a lease
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a run asks for.
+    """What a run asks for."""
 
-    Attributes:
-        owner: name of the run; None for one that only this process is part of.
-        lease_s: seconds for which the graph waits for another process of the run.
-    """
-
-    owner: str | None = None
-    lease_s: float = 300.0
+    owner: str | None = None  # name of the run; None for one that only this process is part of
+    lease_s: float = 300.0  # seconds for which the graph waits for another process of the run
     detached: bool = False
 
 

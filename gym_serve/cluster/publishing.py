@@ -18,8 +18,7 @@ from ray.util import metrics
 from gym_serve.observe.catalogue import METRICS
 from gym_serve.observe.metrics import Metric
 
-PUBLISH_SECONDS = 5.0
-"""How often a replica publishes: one that is killed loses what it recorded since."""
+PUBLISH_SECONDS = 5.0  # how often a replica publishes: one that is killed loses what it recorded since
 
 logger = logging.getLogger("gym_serve")
 

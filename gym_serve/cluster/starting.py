@@ -32,12 +32,10 @@ exec BINARY -dS "$@"
 """
 
 
-START_LOG = "gym_serve.start"
-"""Name of the logger that tells each phase of a start, at level INFO."""
+START_LOG = "gym_serve.start"  # name of the logger that tells each phase of a start, at level INFO
 
 
-HTTP_PORT = 8000
-"""Serve's usual port."""
+HTTP_PORT = 8000  # Serve's usual port
 
 _PORTS = range(20_000, 30_000)
 """Below those that the kernel gives to connections (32768 and up on Linux), of which a starting Ray opens

@@ -54,8 +54,7 @@ __all__ = [
     "update_weights",
 ]
 
-_ALL = "weights/"
-"""Begins the operations that a call to any replica does on all of them."""
+_ALL = "weights/"  # begins the operations that a call to any replica does on all of them
 _UPDATE, _FETCH = f"{_ALL}update", f"{EACH}weights/fetch"
 
 _NAMESPACE = "gym_serve"
@@ -260,15 +259,13 @@ class StoredWeights(NamedTuple):
     """Weights of one model.
 
     Attributes:
-        serial: counts the updates of all models of the graph, from 1; the name of a version may come again.
-        path: their directory; None for tensors.
         tensors: the reference to their bytes in the object store, inside a list, as Ray would fetch it
             otherwise; empty if they have a path, or are elsewhere.
     """
 
-    serial: int
+    serial: int  # counts the updates of all models of the graph, from 1; the name of a version may come again
     version: str
-    path: str | None
+    path: str | None  # their directory; None for tensors
     tensors: list[Any]
 
 

@@ -77,16 +77,12 @@ class RolloutBackend(Protocol):
 
 @dataclass(frozen=True)
 class Collection:
-    """What is collected, and how.
-
-    Attributes:
-        budget: what the run may use, its earlier processes included.
-    """
+    """What is collected, and how."""
 
     backend: RolloutBackend
     expansion: Expansion = field(default_factory=Expansion)
     options: RunnerOptions = field(default_factory=lambda: RunnerOptions(attempts=3))
-    budget: Budget = field(default_factory=Budget)
+    budget: Budget = field(default_factory=Budget)  # what the run may use, its earlier processes included
 
 
 @dataclass(frozen=True)

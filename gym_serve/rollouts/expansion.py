@@ -169,26 +169,24 @@ class Expansion:
     """How rows become rollouts.
 
     Attributes:
-        agent: the agent of all rows; None for each row's ``agent_ref.name``.
         repeats: rollouts per row; one number, or a number per agent: ``{"agent": 8, "_default": 1}``.
         seed: sampling seed of a row's first rollout; each further rollout has the next number. It is sent in
             ``metadata.extra_body``. None for no seed.
         shard: ``(i, n)``: the i-th of n parts, 1 <= i <= n; identical rows are in one part.
         params: keys that override those of every row's ``responses_create_params``.
-        prompt: makes the ``input`` of the rows, which must not have one.
 
     Raises:
         InvalidRequest: a value is out of its range.
     """
 
-    agent: str | None = None
+    agent: str | None = None  # the agent of all rows; None for each row's ``agent_ref.name``
     default_agent: str | None = None
     repeats: int | Mapping[str, int] = 1
     seed: int | None = None
     limit: int | None = None
     shard: tuple[int, int] | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    prompt: PromptTemplate | None = None
+    prompt: PromptTemplate | None = None  # makes the ``input`` of the rows, which must not have one
 
     def __post_init__(self) -> None:
         counts = [self.repeats] if isinstance(self.repeats, int) else self.repeats.values()
@@ -360,15 +358,12 @@ class Inputs:
 
     Args:
         check: raises a `GymError` for a row that the graph cannot run.
-
-    Attributes:
-        rollouts: how many there are; known once they are written.
     """
 
     def __init__(self, rows: Rows, expansion: Expansion, check: Callable[[JSON], None]) -> None:
         self.rows = rows
         self.problems = Problems()
-        self.rollouts = 0
+        self.rollouts = 0  # how many there are; known once they are written
         self._expansion = expansion
         self._check = check
         self._drawn = 0

@@ -33,13 +33,12 @@ class GroupOptions:
     """How groups are made.
 
     Attributes:
-        quorum: the fewest rollouts of a usable group; by default ``size``.
         deadline: seconds after which a group is settled with the rollouts that it has; None for no limit.
     """
 
     size: int
     oversample: int = 0
-    quorum: int | None = None
+    quorum: int | None = None  # the fewest rollouts of a usable group; by default ``size``
     deadline: float | None = None
 
     def __post_init__(self) -> None:
@@ -200,8 +199,7 @@ def _detail(failures: list[JSON], kind: str) -> str:
     return str(failure.get("detail") if isinstance(failure, dict) else "no detail")[:300]
 
 
-VERIFY_REWARD = "verify_reward"
-"""Field of a compared rollout with the reward that ``verify`` gave it."""
+VERIFY_REWARD = "verify_reward"  # field of a compared rollout with the reward that ``verify`` gave it
 
 
 def compare_request(group: Group) -> JSON:

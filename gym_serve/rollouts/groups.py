@@ -194,11 +194,6 @@ class GroupStage:
 
     Args:
         spending: counts what comparisons use; once the budget is spent, no further comparison starts.
-
-    Attributes:
-        problems: the groups that could not be compared, and why.
-        mean_reward: see `Progress`, if the stage has changed their rewards.
-        operator_error: the error that ended the stage; None if none did.
     """
 
     def __init__(
@@ -209,9 +204,9 @@ class GroupStage:
         spending: Spending,
         stop: asyncio.Event | None = None,
     ) -> None:
-        self.problems = Problems()
-        self.mean_reward: float | None = None
-        self.operator_error: OperatorError | None = None
+        self.problems = Problems()  # the groups that could not be compared, and why
+        self.mean_reward: float | None = None  # see `Progress`, if the stage has changed their rewards
+        self.operator_error: OperatorError | None = None  # the error that ended the stage; None if none did
         self._outputs = outputs
         self._run = run
         self._options = options

@@ -39,21 +39,13 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files of ``collect``, next to each other.
+    """The files of ``collect``, next to each other."""
 
-    Attributes:
-        rollouts: the scored rollouts, ``out.jsonl``.
-        failures: one line per failed attempt, ``out_failures.jsonl``.
-        inputs: every materialized row, ``out_materialized_inputs.jsonl``.
-        metrics: ``out_aggregate_metrics.json``.
-        header: the `Header`, ``out_run.json``.
-    """
-
-    rollouts: Path
-    failures: Path
-    inputs: Path
-    metrics: Path
-    header: Path
+    rollouts: Path  # the scored rollouts, ``out.jsonl``
+    failures: Path  # one line per failed attempt, ``out_failures.jsonl``
+    inputs: Path  # every materialized row, ``out_materialized_inputs.jsonl``
+    metrics: Path  # ``out_aggregate_metrics.json``
+    header: Path  # the `Header`, ``out_run.json``
 
     @property
     def comparisons(self) -> Path:
@@ -82,28 +74,23 @@ class Header:
     """The header of a run, ``out_run.json``.
 
     Attributes:
-        input: `fingerprint` of the rows.
-        graph: the parts of the graph that decide what a rollout is.
-        problems: how many rows were skipped because they could not be used.
-        source: where the rows came from; for people, never compared.
         forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, no longer count, because
             failed rollouts were to be retried (``retry_failed``).
         prices: of the graph's models, by model server, when the run began; for people, never compared.
-        output: name of the main file, since ``out.jsonl`` and ``out.jsonl.gz`` would share the others.
     """
 
     run: str
     created: str
-    input: JSON
+    input: JSON  # `fingerprint` of the rows
     expansion: JSON
-    graph: JSON
+    graph: JSON  # the parts of the graph that decide what a rollout is
     rollouts: int
-    problems: int
-    source: str
+    problems: int  # how many rows were skipped because they could not be used
+    source: str  # where the rows came from; for people, never compared
     forgiven: int = 0
     format: int = _FORMAT
     prices: JSON = field(default_factory=dict)
-    output: str = ""
+    output: str = ""  # name of the main file, since ``out.jsonl`` and ``out.jsonl.gz`` would share the others
 
     @classmethod
     def new(cls, **content: Any) -> Header:
@@ -195,8 +182,7 @@ class Journal:
 
     def __init__(self, outputs: Outputs, *, resume: bool) -> None:
         self.outputs = outputs
-        self.header: Header | None = None
-        """The run's header; None before `begin` in a new run."""
+        self.header: Header | None = None  # the run's header; None before `begin` in a new run
         self._past = IntTable()  # failed attempts, or _SCORED
         self._forgiven = IntTable()  # how many of these no longer count
         self._failures = 0

@@ -29,13 +29,9 @@ def clock_time(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for, in which nothing runs, or one of its comparisons.
+    """What a run waits for, in which nothing runs, or one of its comparisons."""
 
-    Attributes:
-        server: the server of the graph that refuses, or is away; None if that is unknown.
-    """
-
-    server: str | None
+    server: str | None  # the server of the graph that refuses, or is away; None if that is unknown
     reason: str
     seconds: float
     until: str
@@ -140,8 +136,7 @@ class Tally:
         )
 
 
-_UNKNOWN = "-"
-"""The model server of rollouts that do not name theirs: those of foreign agents."""
+_UNKNOWN = "-"  # the model server of rollouts that do not name theirs: those of foreign agents
 
 
 @dataclass(frozen=True)
@@ -175,17 +170,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run has used so far.
+    """What a run has used so far."""
 
-    Attributes:
-        usage: counts by stage and model server; see `gym_serve.servers.usage`.
-        tokens: tokens of prompts and generations together.
-        cost: cost of the models that have prices; None if none has.
-    """
-
-    usage: JSON
-    tokens: int = 0
-    cost: float | None = None
+    usage: JSON  # counts by stage and model server; see `gym_serve.servers.usage`
+    tokens: int = 0  # tokens of prompts and generations together
+    cost: float | None = None  # cost of the models that have prices; None if none has
     costs: Mapping[tuple[str, str], float] | None = None
 
     def rows(self) -> Iterator[tuple[str, str, Mapping[str, int], float | None]]:

@@ -21,8 +21,7 @@ from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Row
 
-RUN_ID = "_ng_run_id"
-"""Key of every line of the output files: the run that it belongs to."""
+RUN_ID = "_ng_run_id"  # key of every line of the output files: the run that it belongs to
 
 METADATA_KEYS = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id")
 
@@ -68,8 +67,7 @@ def _index(row: Mapping[str, Any], key: str, largest: int) -> int:
 class LocatedRow(NamedTuple):
     """A row and its place, or the problem there."""
 
-    where: str
-    """``"rows.jsonl:17"``, or ``"row 17"`` of an iterable; counted from 1."""
+    where: str  # ``"rows.jsonl:17"``, or ``"row 17"`` of an iterable; counted from 1
     row: JSON | None
     problem: str | None = None
 
@@ -216,11 +214,9 @@ class Problems:
     """The problems and notes of a run's rows, to be reported together; of many, the first are kept."""
 
     def __init__(self) -> None:
-        self.count = 0
-        """How many problems there are."""
+        self.count = 0  # how many problems there are
         self._alike: dict[str, tuple[str, int]] = {}  # the first place of each, and how many others there are
-        self.notes: list[str] = []
-        """Anything unusual, but harmless."""
+        self.notes: list[str] = []  # anything unusual, but harmless
 
     def add(self, problem: str) -> None:
         """Record a row that cannot be used."""

@@ -112,8 +112,7 @@ class TaskPool(Generic[K, R]):
 
 logger = logging.getLogger("gym_serve")
 
-Run = Callable[[JSON], Awaitable[JSON]]
-"""Runs one episode of a row; cancelling it cancels the episode."""
+Run = Callable[[JSON], Awaitable[JSON]]  # runs one episode of a row; cancelling it cancels the episode
 
 _PATIENCE = 3600.0  # seconds, without a `timeout`: the default of an agent for an episode
 _COMPARED = 300  # characters of a failure's message
@@ -126,12 +125,10 @@ class RunnerOptions:
 
     Attributes:
         concurrency: how many run at the same time at most; an overloaded graph lowers that for a while.
-        attempts: how often a rollout is tried; only retryable failures are tried again.
         timeout: seconds for one attempt until it is verified; None for the servers' own limits alone. A
             rollout waits for as long (an hour with None) for an overloaded graph; it is then left open.
         max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address, too long a
             wait), with no scored one in between, end the run. A refused key ends it at once.
-        tracing: share of the rollouts whose trace is recorded, 0 to 1; None for no tracing.
         follow: called with the result of every attempt that counts, also of a failed one.
 
     Raises:
@@ -139,11 +136,11 @@ class RunnerOptions:
     """
 
     concurrency: int = 128
-    attempts: int = 1
+    attempts: int = 1  # how often a rollout is tried; only retryable failures are tried again
     timeout: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
     max_failures: int = MAX_FAILURES
-    tracing: float | None = None
+    tracing: float | None = None  # share of the rollouts whose trace is recorded, 0 to 1; None for no tracing
     follow: Callable[[JSON], None] = lambda rollout: None
 
     def __post_init__(self) -> None:

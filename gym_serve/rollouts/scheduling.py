@@ -64,8 +64,7 @@ _FEWEST = 4
 """How many attempts in a row must find a graph unavailable that has answered, at least: two of each of two
 rollouts. One that has never answered is away as soon as all attempts say so, be it a single one."""
 
-MAX_PROBES = 8
-"""How many probes may fail; the default back-off reaches it in two to three minutes."""
+MAX_PROBES = 8  # how many probes may fail; the default back-off reaches it in two to three minutes
 
 
 class Outage:
@@ -146,17 +145,12 @@ class Pace:
 
 @dataclass
 class Job:
-    """One rollout to make.
+    """One rollout to make."""
 
-    Attributes:
-        number: position among all jobs; earlier jobs come first.
-        attempt: how many attempts have failed so far, which is the number of the next one.
-    """
-
-    number: int
+    number: int  # position among all jobs; earlier jobs come first
     group: int
     row: JSON
-    attempt: int = 0
+    attempt: int = 0  # how many attempts have failed so far, which is the number of the next one
     forgiven: int = 0
 
 
@@ -342,23 +336,17 @@ class Scheduler:
         return True
 
 
-MAX_FAILURES = 5
-"""Operator errors in a row that end a run, by default."""
+MAX_FAILURES = 5  # operator errors in a row that end a run, by default
 
 _FATAL_AT_ONCE = (Unauthorized, EndpointAccessDenied, RepeatedFailure)
 
 
 class OperatorErrors:
-    """Counts operator errors.
-
-    Attributes:
-        last: the last one; None if there was none.
-        fatal: the one that ends the run; None while it goes on.
-    """
+    """Counts operator errors."""
 
     def __init__(self, limit: int = MAX_FAILURES) -> None:
-        self.last: OperatorError | None = None
-        self.fatal: OperatorError | None = None
+        self.last: OperatorError | None = None  # the last one; None if there was none
+        self.fatal: OperatorError | None = None  # the one that ends the run; None while it goes on
         self._limit = limit
         self._in_a_row = 0
 
@@ -383,13 +371,10 @@ class RepeatedFailures(Generic[T]):
     One such failure is that of its row. Twenty in a row, with no score and no other such failure in between,
     are that of the data, the environment or the agent: they end the run, and their rows stay open. (Those of
     one row alone, which is repeated, do not.)
-
-    Attributes:
-        fatal: the error that ends the run; None while it goes on.
     """
 
     def __init__(self) -> None:
-        self.fatal: RepeatedFailure | None = None
+        self.fatal: RepeatedFailure | None = None  # the error that ends the run; None while it goes on
         self._alike: tuple[str, ...] | None = None
         self._held: list[T] = []
         self._groups: set[int] = set()
@@ -440,8 +425,7 @@ class Ordering(Generic[T]):
         self._order = order
         self._sizes: dict[int, int] = {}
         self._results: dict[int, dict[int, T]] = {}
-        self.held = 0
-        """How many results wait for their turn."""
+        self.held = 0  # how many results wait for their turn
 
     def expect(self, group: int, size: int) -> None:
         """Announce a group, in the order of the rows."""

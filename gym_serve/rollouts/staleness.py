@@ -49,18 +49,16 @@ class StreamOptions:
     Attributes:
         max_staleness: largest staleness of a group, in versions; with 0 nothing is made while the trainer
             learns.
-        straddle: what becomes of rollouts that run while the policy changes.
         batch: groups that the trainer takes for each version; None to learn it from the version before.
-        ahead: for how many versions groups are made ahead; None for ``max_staleness``.
 
     Raises:
         InvalidRequest: a value is out of its range.
     """
 
     max_staleness: int
-    straddle: Straddle = "continue"
+    straddle: Straddle = "continue"  # what becomes of rollouts that run while the policy changes
     batch: int | None = None
-    ahead: int | None = None
+    ahead: int | None = None  # for how many versions groups are made ahead; None for ``max_staleness``
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
@@ -82,16 +80,11 @@ class StreamOptions:
 
 @dataclass
 class Place:
-    """A group that has begun and is not taken.
-
-    Attributes:
-        due: version at which it must be taken.
-        scored: whether it has a rollout that ended with a reward.
-    """
+    """A group that has begun and is not taken."""
 
     oldest: int
-    due: int
-    scored: bool = False
+    due: int  # version at which it must be taken
+    scored: bool = False  # whether it has a rollout that ended with a reward
     complete: bool = False
     ready: bool = False
     usable: bool = True
@@ -100,12 +93,9 @@ class Place:
 class Change(NamedTuple):
     """What a new version means for the groups that are not taken, by their numbers."""
 
-    stale: list[int]
-    """They are too old: all of it begins again."""
-    restart: list[int]
-    """Their running rollouts begin again."""
-    cancel: list[int]
-    """They straddle the versions: all of it begins again."""
+    stale: list[int]  # they are too old: all of it begins again
+    restart: list[int]  # their running rollouts begin again
+    cancel: list[int]  # they straddle the versions: all of it begins again
 
 
 class StalenessBook:

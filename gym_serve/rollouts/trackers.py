@@ -33,11 +33,9 @@ from gym_serve.types.rows import Rollout, agent_name
 
 logger = logging.getLogger("gym_serve")
 
-COLUMNS = ("rollout", "agent", "prompt", "answer", "reward", "reason")
-"""The columns of a table of samples."""
+COLUMNS = ("rollout", "agent", "prompt", "answer", "reward", "reason")  # the columns of a table of samples
 
-SAMPLES = 50
-"""The rollouts of a table of samples."""
+SAMPLES = 50  # the rollouts of a table of samples
 
 _EVERY_SECONDS = 10.0
 _TABLE_SECONDS = 600.0
@@ -401,5 +399,4 @@ def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
                 yield f"{name}/{key}", float(value)
 
 
-_ATTEMPTS = re.compile(r"(?:@|avg-of-)(\d+)")
-"""The k in ``pass@k``, ``pass@1[avg-of-k]`` and ``majority@k``."""
+_ATTEMPTS = re.compile(r"(?:@|avg-of-)(\d+)")  # the k in ``pass@k``, ``pass@1[avg-of-k]`` and ``majority@k``

@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, S
 
 from gym_serve.types.errors import GraphError
 
-GROUP = "gym_serve.sandboxes"
-"""The entry points of providers."""
+GROUP = "gym_serve.sandboxes"  # the entry points of providers
 
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")]
 

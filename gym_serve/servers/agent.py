@@ -112,8 +112,7 @@ class AgentServer(Server):
         self._meter = RolloutMeter(self.name, name_of(self.config.resources, "resources"))
         self._limits = Limits(*(getattr(self.config, name) for name in Limits._fields))
         self._closing: set[asyncio.Task[None]] = set()
-        self.live = LiveEpisodes()
-        """The episodes that run here, and the last ones that have run."""
+        self.live = LiveEpisodes()  # the episodes that run here, and the last ones that have run
 
     async def act(self, episode: Episode) -> None:
         """Drive an episode to its end: model calls and tool calls, nothing else.

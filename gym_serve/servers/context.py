@@ -57,9 +57,7 @@ class CallContext(msgspec.Struct, frozen=True):
 
     Attributes:
         request_id: names the call in logs and errors on every server it passes.
-        affinity: key of the episode; calls with one key go to one model replica or endpoint.
         deadline: `time.monotonic()` moment after which nobody waits for the answer, or None.
-        endpoint: where the policy of the rollout answers; None for the graph's own.
         notes: what the server tells about this call with its reply (`Reply.notes`); whoever answers the call
             adds to it.
         traceparent: the span that this call is a part of (`gym_serve.observe.tracing`), or None.
@@ -67,9 +65,9 @@ class CallContext(msgspec.Struct, frozen=True):
 
     request_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     session: str | None = None
-    affinity: str | None = None
+    affinity: str | None = None  # key of the episode; calls with one key go to one model replica or endpoint
     deadline: float | None = None
-    endpoint: ModelEndpoint | None = None
+    endpoint: ModelEndpoint | None = None  # where the policy of the rollout answers; None for the graph's own
     notes: dict[str, Any] = msgspec.field(default_factory=dict)
     traceparent: str | None = None
 

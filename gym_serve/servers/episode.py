@@ -56,13 +56,11 @@ _SHOWN = 500  # characters of an endpoint's words
 _NOWHERE = ("", "local")  # no replicas
 _NO_STEPS = ("model", "harness", "close")  # stages that are no steps of a timeline
 _REPORTED = ("tool", "verify")  # stages whose server says by itself why time ran out
-_SLOW = 0.1
-"""Share of an episode's or a harness's time from which a single model call was slow."""
+_SLOW = 0.1  # share of an episode's or a harness's time from which a single model call was slow
 
 T = TypeVar("T")
 
-_WRONG = InvalidRequest.status
-"""Status under which calls with arguments that cannot be passed on are counted."""
+_WRONG = InvalidRequest.status  # status under which calls with arguments that cannot be passed on are counted
 
 _NOT_THE_TOOL = frozenset({404, 409, OperatorError.status}) | UNAVAILABLE
 """Statuses of a tool call for which the server, not the tool, may have failed."""

@@ -48,11 +48,7 @@ def was_stopped() -> bool:
 
 
 class LiveEpisode(interruptible):
-    """An episode that runs: the ``with`` block of `AgentServer` around it.
-
-    Attributes:
-        stopped: the stage in which it was stopped; None if nobody has.
-    """
+    """An episode that runs: the ``with`` block of `AgentServer` around it."""
 
     __slots__ = ("_entered", "asked", "began", "episode", "number", "stopped")
 
@@ -61,7 +57,7 @@ class LiveEpisode(interruptible):
         self.asked = asked
         self.began = time.monotonic()
         self.episode: Episode | None = None
-        self.stopped: str | None = None
+        self.stopped: str | None = None  # the stage in which it was stopped; None if nobody has
 
     def __enter__(self) -> LiveEpisode:
         interruptible.__enter__(self)  # `super()` takes twice as long

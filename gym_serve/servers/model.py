@@ -45,8 +45,7 @@ PAUSE, RESUME, VERSION = "each/policy/pause", "each/policy/resume", "each/policy
 TAKE, ANSWER = "each/policy/take", "each/policy/answer"
 """Operations of one replica of a model, for the process that trains it."""
 
-COUNT_TOKENS = "v1/messages/count_tokens"
-"""The operation that counts the tokens of a prompt."""
+COUNT_TOKENS = "v1/messages/count_tokens"  # the operation that counts the tokens of a prompt
 
 
 class ModelServer(Server):
@@ -68,10 +67,8 @@ class ModelServer(Server):
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
         self.captures = Captures(self.name, replica, self.config.capture_ttl, self.config.max_captures)
-        self.gate = Gate()
-        """Holds the calls while the policy changes."""
-        self.weight_version: str | None = None
-        """Version of the weights that answer; None if nobody said one."""
+        self.gate = Gate()  # holds the calls while the policy changes
+        self.weight_version: str | None = None  # version of the weights that answer; None if nobody said one
         self.updates = 0
         """How often its weights were replaced. Without Ray only: on a cluster, its graph counts
         (`gym_serve.cluster.weights`)."""

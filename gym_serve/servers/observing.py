@@ -62,18 +62,14 @@ class CallObserver:
 
 
 class ObservedCall:
-    """A call that runs.
-
-    Attributes:
-        begun: `time.monotonic` moment.
-    """
+    """A call that runs."""
 
     __slots__ = ("_call", "_meter", "_observer", "_span", "begun", "context")
 
     def __init__(
         self, observer: CallObserver, call: Call, meter: CallMeter, span: Span, notes: dict[str, Any]
     ) -> None:
-        self.begun = time.monotonic()
+        self.begun = time.monotonic()  # `time.monotonic` moment
         self._observer = observer
         self._call = call
         self._meter = meter

@@ -47,5 +47,4 @@ class Pulse:
             self._last = now
 
 
-PULSE = Pulse()
-"""That of this process."""
+PULSE = Pulse()  # that of this process

@@ -38,8 +38,7 @@ from gym_serve.types.errors import (
 )
 from gym_serve.types.exact import exact_json
 
-DESCRIBE = "operations.json"
-"""The operation that every server has."""
+DESCRIBE = "operations.json"  # the operation that every server has
 
 EACH = "each/"
 """Begins the operations of one replica, for the process that runs the graph. They have no HTTP route."""

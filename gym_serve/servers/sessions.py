@@ -53,8 +53,7 @@ S = TypeVar("S")
 _SWEEP_SECONDS = 5.0
 _ORPHAN_SECONDS = 60.0
 """For how long a session is kept whose opener has died, in case that another process goes on with it."""
-_STOP_SECONDS = 10.0
-"""Seconds that a stopping server waits for running calls before it closes their sessions."""
+_STOP_SECONDS = 10.0  # seconds that a stopping server waits for running calls before it closes their sessions
 
 logger = logging.getLogger("gym_serve")
 
@@ -71,33 +70,25 @@ class OpenSession(Generic[S]):
     """A session, from seed until its close hook has run.
 
     Attributes:
-        used: time of its last call, in seconds of the caller's clock.
-        seeded: the fields that `seed` returned; None if it was not seeded here.
-        of_client: whether a client opened it over HTTP, not an episode.
-        running: number of calls in progress; a session with any does not expire.
-        closed: whether it has left the table, so that no further call may begin.
-        turn: lock of calls that must run alone.
         meter: the usage of the model calls that were made for it.
-        row: the row's own keys, if a tool of the environment reads them.
         quiet: event, if something waits for it, that the last call of a closed session has ended.
-        opener: the process that opened it, if that is another one; empty for a client's session.
         traceparent: the span that it was opened in; calls from outside that name no span of their own, as
             those of a harness, belong to its trace.
     """
 
     id: str
     state: S
-    used: float
-    seeded: dict[str, Any] | None = None
+    used: float  # time of its last call, in seconds of the caller's clock
+    seeded: dict[str, Any] | None = None  # the fields that `seed` returned; None if it was not seeded here
     version: int = 0
-    running: int = 0
-    closed: bool = False
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: int = 0  # number of calls in progress; a session with any does not expire
+    closed: bool = False  # whether it has left the table, so that no further call may begin
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # lock of calls that must run alone
     meter: UsageMeter = field(default_factory=lambda: UsageMeter(Recorder(texts=True)))
-    row: Any = None
+    row: Any = None  # the row's own keys, if a tool of the environment reads them
     quiet: asyncio.Event | None = None
-    of_client: bool = False
-    opener: str = ""
+    of_client: bool = False  # whether a client opened it over HTTP, not an episode
+    opener: str = ""  # the process that opened it, if that is another one; empty for a client's session
     traceparent: str | None = None
 
 
@@ -120,8 +111,7 @@ class SessionTable(Generic[S]):
         self.ttl = ttl
         self._sessions: dict[str, OpenSession[S]] = {}
         self._orphans: dict[str, float] = {}
-        self.of_clients = 0
-        """How many of them clients opened over HTTP."""
+        self.of_clients = 0  # how many of them clients opened over HTTP
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -208,8 +198,7 @@ class LiveSessions(Generic[S]):
         exclusive: bool = False,
         max_of_clients: int | None = None,
     ) -> None:
-        self.clock = time.monotonic
-        """Returns the time in seconds."""
+        self.clock = time.monotonic  # returns the time in seconds
         self.exclusive = exclusive
         self._max_of_clients = max_of_clients
         self._table: SessionTable[S] = SessionTable(replica, ttl)

@@ -90,17 +90,12 @@ class ToolDescription:
 
 @dataclass(frozen=True)
 class ToolSpec(ToolDescription):
-    """A method that is a tool, as its signature and docstring describe it.
-
-    Attributes:
-        takes_session: whether the method has a ``session`` parameter.
-        row: name of its parameter for the row's own keys, if it has one.
-    """
+    """A method that is a tool, as its signature and docstring describe it."""
 
     arguments: TypeAdapter[Any]
     returns: TypeAdapter[Any]
-    takes_session: bool
-    row: str | None = None
+    takes_session: bool  # whether the method has a ``session`` parameter
+    row: str | None = None  # name of its parameter for the row's own keys, if it has one
 
 
 def tool(method: F) -> F:

@@ -18,8 +18,7 @@ from gym_serve.types.exact import foreign_json, whole_text
 from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.timeline import TIMELINE_FIELD
 
-CALLER_LEFT = 499
-"""The status of a call whose caller stopped waiting (nginx's); nobody gets it as an answer."""
+CALLER_LEFT = 499  # the status of a call whose caller stopped waiting (nginx's); nobody gets it as an answer
 
 
 def encode(value: Any) -> bytes:
@@ -54,21 +53,18 @@ class Call(NamedTuple):
     Attributes:
         op: the operation, which is also its HTTP path below the server
             (``seed_session``, ``verify``, ``tools/{name}``, ``v1/responses``, ``run``, ...).
-        body: JSON, or empty for an operation without a body.
-        session: id of its session; pins the call to the replica that holds the session.
         request_id, affinity, traceparent: see `CallContext`.
-        timeout: seconds that the caller waits, None for no limit.
         endpoint: where the policy of this rollout answers; None for the graph's own. It is for an agent, or
             for the model that the agent calls; it goes no further by itself.
         waited: seconds that it waited for its turn at the replica that runs it; no transport carries it.
     """
 
     op: str
-    body: bytes = b""
-    session: str | None = None
+    body: bytes = b""  # JSON, or empty for an operation without a body
+    session: str | None = None  # id of its session; pins the call to the replica that holds the session
     request_id: str = ""
     affinity: str | None = None
-    timeout: float | None = None
+    timeout: float | None = None  # seconds that the caller waits, None for no limit
     endpoint: ModelEndpoint | None = None
     traceparent: str | None = None
     waited: float = 0.0
@@ -78,7 +74,6 @@ class Reply(NamedTuple):
     """Its answer.
 
     Attributes:
-        body: JSON; that of a rollout is without its timeline, see `content`.
         state: the state in which the call left its session, sealed (`gym_serve.servers.sessions`); None
             if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
             answer.
@@ -88,7 +83,7 @@ class Reply(NamedTuple):
     """
 
     status: int
-    body: bytes
+    body: bytes  # JSON; that of a rollout is without its timeline, see `content`
     session: str | None = None
     state: bytes | None = None
     notes: dict[str, Any] | None = None
@@ -134,8 +129,7 @@ class Reply(NamedTuple):
 class Transport(Protocol):
     """One server, seen from a caller."""
 
-    server: str
-    """Name of the server in the graph."""
+    server: str  # name of the server in the graph
 
     async def call(self, call: Call) -> Reply:
         """Deliver a call and wait for its reply; cancelling the wait cancels the call.

@@ -227,12 +227,9 @@ def _is_list_of_objects(value: Any) -> bool:
 class Bundle:
     """The tokens of one model call."""
 
-    prompt: list[int]
-    """Every token that the model was given."""
-    generation: list[int]
-    """Every token that it produced."""
-    logprobs: list[float]
-    """Natural-log probability of each produced token."""
+    prompt: list[int]  # every token that the model was given
+    generation: list[int]  # every token that it produced
+    logprobs: list[float]  # natural-log probability of each produced token
 
 
 @dataclass(frozen=True)
@@ -244,8 +241,7 @@ class TokenTurn:
     logprobs: list[float]
     versions: list[str | None]
     """Version of the policy that produced each token of the generation; None where nobody said one."""
-    item: int
-    """Index of its item in ``output``."""
+    item: int  # index of its item in ``output``
 
 
 def read_bundle(item: JSON, where: str) -> Bundle | None:

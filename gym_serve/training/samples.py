@@ -42,31 +42,22 @@ class TrainingSample:
     The four lists of the response have the same length, which is at least 1.
     """
 
-    prompt_ids: list[int]
-    """Tokens that the model was given first."""
-    response_ids: list[int]
-    """Tokens after the prompt: the model's, and between them those of tools and users."""
-    loss_mask: list[int]
-    """Per response token: 1 if the model produced it and it may be trained on, else 0."""
+    prompt_ids: list[int]  # tokens that the model was given first
+    response_ids: list[int]  # tokens after the prompt: the model's, and between them those of tools and users
+    loss_mask: list[int]  # per response token: 1 if the model produced it and it may be trained on, else 0
     logprobs: list[float]
     """Per response token: its natural-log probability when it was sampled; 0.0 if the model did not produce
     it."""
     versions: list[str | None]
     """Per response token: version of the policy that produced it; None for tokens of the
     environment, and where the model server tells no version."""
-    reward: float
-    """Reward of the rollout; 0.0 if it failed."""
-    group: str
-    """What the rollouts share that its advantage is compared with; by default the task."""
-    task: str
-    """The task: ``_ng_task_index`` of the row, or a digest of its prompt."""
+    reward: float  # reward of the rollout; 0.0 if it failed
+    group: str  # what the rollouts share that its advantage is compared with; by default the task
+    task: str  # the task: ``_ng_task_index`` of the row, or a digest of its prompt
     rollout_id: str
-    branch: int = 0
-    """Which conversation of the rollout it is: 0 is the one that was verified."""
-    part: int = 0
-    """Which part of the conversation, where its tokens do not continue from call to call."""
-    truncated: bool = False
-    """Whether the last answer was cut off by a limit of tokens."""
+    branch: int = 0  # which conversation of the rollout it is: 0 is the one that was verified
+    part: int = 0  # which part of the conversation, where its tokens do not continue from call to call
+    truncated: bool = False  # whether the last answer was cut off by a limit of tokens
     failure: str | None = None
     """Why it must not be trained on: the failure's code, ``masked`` (its environment said so) or
     ``no_tokens``; None for a sample to train on. Where it is set, ``loss_mask`` is all 0."""

@@ -52,20 +52,14 @@ class Cause(Enum):
     FINISHED = "finished"
     """The policy came to its end, or to a limit: steps, bytes, tokens, its context, a refused
     history, a harness that ended with an error."""
-    DEADLINE = "deadline"
-    """The policy used up the time of a tool, of its harness or of the episode."""
+    DEADLINE = "deadline"  # the policy used up the time of a tool, of its harness or of the episode
     WITHHELD = "withheld"
     """The environment gave a verdict, and said that nothing may be learned from it (``mask_sample``)."""
-    MACHINE = "machine"
-    """A machine or service failed, was too slow, or let the episode wait."""
-    ROW = "row"
-    """The row cannot be run or verified."""
-    AUTHOR = "author"
-    """The code of the environment or agent is wrong."""
-    OPERATOR = "operator"
-    """A setting is wrong, and no rollout can succeed before it is mended."""
-    PERSON = "person"
-    """Somebody stopped the episode."""
+    MACHINE = "machine"  # a machine or service failed, was too slow, or let the episode wait
+    ROW = "row"  # the row cannot be run or verified
+    AUTHOR = "author"  # the code of the environment or agent is wrong
+    OPERATOR = "operator"  # a setting is wrong, and no rollout can succeed before it is mended
+    PERSON = "person"  # somebody stopped the episode
 
 
 @dataclass(frozen=True)

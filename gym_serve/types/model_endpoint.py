@@ -31,14 +31,12 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
     Attributes:
         base_url: its base URL, e.g. ``http://10.0.0.7:8000/v1``.
-        model: name of the model there; None for that of the model server.
-        api_key: sent as a bearer token; empty for none.
         over_http: whether a client of the gateway named it, and not the process that runs the rollouts.
     """
 
     base_url: str
-    model: str | None = None
-    api_key: str = ""
+    model: str | None = None  # name of the model there; None for that of the model server
+    api_key: str = ""  # sent as a bearer token; empty for none
     headers: dict[str, str] = {}  # msgspec copies it
     over_http: bool = False
 

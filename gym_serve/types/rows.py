@@ -215,8 +215,7 @@ class _RowModel(BaseModel):
     responses_create_params: ResponsesParams
 
 
-ROW_PARAMS: JSON = {**schemas.PARAMS, "additionalProperties": False}
-"""JSON schema of `ResponsesParams`."""
+ROW_PARAMS: JSON = {**schemas.PARAMS, "additionalProperties": False}  # JSON schema of `ResponsesParams`
 
 ROW: JSON = {
     "type": "object",

@@ -27,10 +27,6 @@ class Admission:
     Args:
         limits: most calls that run, and most that wait (-1 for no limit). Asked at each call, as a deploy may
             change them.
-
-    Attributes:
-        unbound: calls that run or wait and belong to no session.
-        meter: the load of the last seconds.
     """
 
     def __init__(
@@ -40,8 +36,8 @@ class Admission:
         limits: Callable[[], tuple[int, int]],
     ) -> None:
         self.running = 0
-        self.unbound = 0
-        self.meter = LoadMeter()
+        self.unbound = 0  # calls that run or wait and belong to no session
+        self.meter = LoadMeter()  # the load of the last seconds
         self._dispatch = dispatch
         self._stream = stream
         self._limits = limits

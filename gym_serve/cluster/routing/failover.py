@@ -147,16 +147,11 @@ class FailoverTransport:
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """The state of one session.
+    """The state of one session."""
 
-    Attributes:
-        ids: its ids, in the order in which it got them; it lives under the last one.
-        used: moment of its last use, in seconds.
-    """
-
-    ids: list[str]
+    ids: list[str]  # its ids, in the order in which it got them; it lives under the last one
     state: bytes
-    used: float
+    used: float  # moment of its last use, in seconds
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

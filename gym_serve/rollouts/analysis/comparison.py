@@ -30,11 +30,9 @@ _AGENT = "_agent"
 class Side(NamedTuple):
     """One run's rollouts of a task."""
 
-    rollouts: int
-    """Those with a score."""
+    rollouts: int  # those with a score
     solved: int
-    mean: float
-    """Mean reward."""
+    mean: float  # mean reward
 
     @property
     def pass_rate(self) -> float:
@@ -51,8 +49,7 @@ class Scores(NamedTuple):
 
     task: int | str
     agent: str
-    prompt: int | None
-    """See `prompt_digest`."""
+    prompt: int | None  # see `prompt_digest`
     side: Side
 
 
@@ -60,8 +57,7 @@ class TaskDifference(NamedTuple):
     """A task that both runs have scored."""
 
     task_index: int | str
-    agent: str
-    """The agent of the first run."""
+    agent: str  # the agent of the first run
     a: Side
     b: Side
     same_prompt: bool
@@ -84,17 +80,14 @@ class Estimate:
     """An average over paired tasks in both runs; ``low`` and ``high`` bound the difference."""
 
     metric: str
-    agent: str | None
-    """None for all agents together."""
+    agent: str | None  # None for all agents together
     tasks: int
     a: float
     b: float
     difference: float
-    low: float | None
-    """None for a single task."""
+    low: float | None  # None for a single task
     high: float | None
-    method: str | None
-    """How the interval is made."""
+    method: str | None  # how the interval is made
 
     @property
     def verdict(self) -> str:
@@ -110,15 +103,13 @@ class ComparisonSummary(NamedTuple):
     estimates: list[Estimate]
     """Mean reward and pass rate (percent); of all tasks first, then by agent if there are several."""
     paired_tasks: int
-    only_a: int
-    """Tasks that the first run alone has scored."""
+    only_a: int  # tasks that the first run alone has scored
     only_b: int
     different_prompts: int
     """Tasks of both runs whose prompts differ: they are left out, unless tasks are identified otherwise."""
     fixed: int
     broken: int
-    flips: list[TaskDifference]
-    """The first of the flipped tasks, the largest change of the mean reward first."""
+    flips: list[TaskDifference]  # the first of the flipped tasks, the largest change of the mean reward first
 
 
 class Comparison:

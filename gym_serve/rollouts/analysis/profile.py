@@ -23,8 +23,7 @@ from gym_serve.types.requests import JSON
 BUCKETS = ("never", "hard", "medium", "easy", "always")
 """Difficulty by pass rate p: 0, below 0.25, from 0.25 to 0.75, above 0.75, 1."""
 
-BINS = 10
-"""Bars of a histogram."""
+BINS = 10  # bars of a histogram
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,10 @@ class TaskProfile:
     task_index: int
     agent: str
     rollouts: int
-    missing: int
-    """Rollouts without a score."""
-    solved: int
-    """Rollouts that count as solved."""
-    mean: float
-    """Mean reward."""
-    std: float
-    """Sample standard deviation of the reward; 0 for one rollout."""
+    missing: int  # rollouts without a score
+    solved: int  # rollouts that count as solved
+    mean: float  # mean reward
+    std: float  # sample standard deviation of the reward; 0 for one rollout
     min: float
     max: float
     histogram: tuple[int, ...]
@@ -75,35 +70,25 @@ class PoorRollout(NamedTuple):
     task_index: int
     rollout_id: str
     agent: str
-    reason: str
-    """The verdict's ``reason``; empty if it gives none."""
+    reason: str  # the verdict's ``reason``; empty if it gives none
 
 
 class ProfileSummary(NamedTuple):
     """The figures of all tasks together."""
 
-    tasks: int
-    """Tasks with a score."""
-    rollouts: int
-    """Rollouts that count."""
-    coverage: Coverage
-    """Rollouts with a score, of those asked for."""
-    unscored_tasks: int
-    """Tasks whose rollouts all failed or are masked."""
+    tasks: int  # tasks with a score
+    rollouts: int  # rollouts that count
+    coverage: Coverage  # rollouts with a score, of those asked for
+    unscored_tasks: int  # tasks whose rollouts all failed or are masked
     failed_attempts: int
     mean_reward: JSON
     """``value`` over tasks, ``num_tasks``, and the 95% interval ``low`` to ``high`` of two tasks or more."""
-    pass_rate: JSON
-    """The same, in percent."""
-    buckets: dict[str, int]
-    """Tasks by difficulty."""
-    pass_rate_histogram: tuple[int, ...]
-    """Tasks by pass rate, in `BINS` equal steps from 0 to 1."""
+    pass_rate: JSON  # the same, in percent
+    buckets: dict[str, int]  # tasks by difficulty
+    pass_rate_histogram: tuple[int, ...]  # tasks by pass rate, in `BINS` equal steps from 0 to 1
     trainable_tasks: int
-    train_next: list[TaskProfile]
-    """The first of them, largest standard deviation first."""
-    worst: list[PoorRollout]
-    """The unsolved rollouts with the lowest rewards."""
+    train_next: list[TaskProfile]  # the first of them, largest standard deviation first
+    worst: list[PoorRollout]  # the unsolved rollouts with the lowest rewards
 
 
 class RewardProfile:

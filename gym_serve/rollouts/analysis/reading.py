@@ -94,12 +94,9 @@ def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> It
 class Asked(NamedTuple):
     """What runs asked for, read from the rows beside their files; nothing of a run without those."""
 
-    rollouts: Counter[str]
-    """How many rollouts, by agent."""
-    rows: int
-    """How many rows of the data set they are of."""
-    tasks: int
-    """How many tasks these are."""
+    rollouts: Counter[str]  # how many rollouts, by agent
+    rows: int  # how many rows of the data set they are of
+    tasks: int  # how many tasks these are
 
     @property
     def notes(self) -> list[str]:

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 REPLY = struct.Struct("=IiBQQ")
 """Of a reply: number of the request, status, how it ended, sizes of output and errors, which follow."""
 
-EXITED, OUT_OF_TIME, OUT_OF_MEMORY, NOT_STARTED = range(4)
-"""How a command ended."""
+EXITED, OUT_OF_TIME, OUT_OF_MEMORY, NOT_STARTED = range(4)  # how a command ended
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 _MNT_DETACH = 2

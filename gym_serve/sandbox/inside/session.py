@@ -50,12 +50,9 @@ class _TimeUp(BaseException):
 class Executed(NamedTuple):
     """The outcome of code, without its output."""
 
-    result: str | None
-    """``str`` of the last expression, if it is not None."""
-    error: str | None
-    """The exception that ended it, or None."""
-    trace: str
-    """Its traceback."""
+    result: str | None  # ``str`` of the last expression, if it is not None
+    error: str | None  # the exception that ended it, or None
+    trace: str  # its traceback
 
 
 class Interpreter:

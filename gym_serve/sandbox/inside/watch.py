@@ -47,8 +47,7 @@ class Watch:
         self._ran = _processor_seconds(process)
         self._times = {thread: _times(process, thread) for thread in _threads(process)}
         self._held: set[int] = set()
-        self.used = 0.0
-        """Seconds that it ran or slept until the last look."""
+        self.used = 0.0  # seconds that it ran or slept until the last look
 
     @property
     def elapsed(self) -> float:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gym_serve")
 
-ROW = "row"
-"""The column of `dataset` that holds a row as JSON."""
+ROW = "row"  # the column of `dataset` that holds a row as JSON
 
 
 def dataset(rows: Rows) -> Dataset:

@@ -139,8 +139,7 @@ class ChunkJoiner:
     """
 
     def __init__(self) -> None:
-        self.begun = False
-        """Whether a chunk came."""
+        self.begun = False  # whether a chunk came
         self._head: JSON = {}
         self._choices: dict[int, JSON] = {}
 

@@ -119,10 +119,8 @@ _STATED = re.compile("|".join(f"(?:{words})" for words, _ in _OVERFLOW), re.DOTA
 
 class _Row(NamedTuple):
     meaning: Meaning
-    codes: str
-    """Of the error's ``code``, ``type``, ``status`` or ``reason``; a pattern of the whole."""
-    words: str
-    """With which its message begins; a pattern."""
+    codes: str  # of the error's ``code``, ``type``, ``status`` or ``reason``; a pattern of the whole
+    words: str  # with which its message begins; a pattern
     source: str
 
 

@@ -155,8 +155,7 @@ def token_versions(found: Mapping[str, Any]) -> list[str] | None:
 
 _NUMBERS = {float, int, type(None)}
 
-LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` of a Responses body has to hold."""
+LOGPROBS = "message.output_text.logprobs"  # what ``include`` of a Responses body has to hold
 
 
 def asks_for_logprobs(params: Mapping[str, Any]) -> bool:
@@ -262,8 +261,7 @@ def chat_usage(usage: Any) -> JSON | None:
     }
 
 
-Tokens = tuple[int, int, int]
-"""Those of the prompt, those of them that a cache answered, and those generated."""
+Tokens = tuple[int, int, int]  # those of the prompt, those of them that a cache answered, and those generated
 
 _OF_RESPONSES = itemgetter("input_tokens", "output_tokens", "input_tokens_details")
 

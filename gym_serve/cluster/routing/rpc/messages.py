@@ -17,14 +17,11 @@ import msgspec
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.model_endpoint import ModelEndpoint
 
-FULL = 64
-"""Messages of a frame at most."""
+FULL = 64  # messages of a frame at most
 
-CANCEL = "cancel"
-"""Sent by the caller: it no longer waits for the call ``params[0]``."""
+CANCEL = "cancel"  # sent by the caller: it no longer waits for the call ``params[0]``
 
-LOAD = "load"
-"""Sent by the replica: it has ``params[0]`` live sessions and calls in progress."""
+LOAD = "load"  # sent by the replica: it has ``params[0]`` live sessions and calls in progress
 
 WINDOW = 64
 """Parts of an answer that the replica sends ahead of the caller's reader. All calls of two processes share a

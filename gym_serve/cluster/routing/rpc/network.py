@@ -30,15 +30,11 @@ CALLER_HEADER = "x-gym-serve-caller"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a replica listens.
-
-    Attributes:
-        token: what a caller has to send; random per replica.
-    """
+    """Where a replica listens."""
 
     host: str
     port: int
-    token: str
+    token: str  # what a caller has to send; random per replica
 
 
 class Directory:
