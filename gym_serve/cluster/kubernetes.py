@@ -125,7 +125,6 @@ def secret_of(source: GraphSource) -> tuple[str, dict[str, bool]]:
 
 
 def _name(source: GraphSource) -> str:
-    """The application's name as Kubernetes takes one."""
     return source.name.lower().replace("_", "-")
 
 
@@ -224,7 +223,6 @@ def _needs(options: Mapping[str, Any]) -> tuple[_Kind, float]:
 
 
 def _size(group: tuple[_Kind, _Group]) -> tuple[float, int]:
-    """The most common kind first."""
     return group[0].gpus, len(group[0].resources)
 
 

@@ -27,7 +27,6 @@ class NodeLogs:
         self._positions: dict[str, dict[str, int]] = {}
 
     def read(self, last: int | None = None) -> list[Record]:
-        """New records, by time."""
         here = node_address()
         asked: dict[str, Any] = {}
         answers: dict[str, tuple[list[Record], dict[str, int]]] = {}
@@ -59,6 +58,5 @@ def _read(
 
 
 def _machines() -> dict[str, str]:
-    """A node of each machine, by the machine's address."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeManagerAddress"]: node["NodeID"] for node in nodes if node["Alive"]}

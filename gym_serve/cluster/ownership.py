@@ -57,11 +57,9 @@ class Claim(msgspec.Struct, frozen=True):
     process: str
 
     def is_alive(self) -> bool:
-        """Whether the process lives."""
         return worker_is_alive(self.worker, self.node)
 
     def holder(self) -> str:
-        """The process, and whether it lives, for a message."""
         run = "" if self.terms.owner is None else f"the run {self.terms.owner!r}, "
         return f"{run}{self.process}{'' if self.is_alive() else ', which is gone'}"
 

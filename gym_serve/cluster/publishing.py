@@ -50,7 +50,6 @@ class RayPublisher:
         self._task = asyncio.create_task(self._publish_for_ever())
 
     async def stop(self) -> None:
-        """Publish once more, and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

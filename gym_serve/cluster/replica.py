@@ -170,7 +170,6 @@ class Replica:
             await runner.server.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook for the load that its autoscaling uses."""
         return self._loads()
 
     def _loads(self) -> dict[str, float]:

@@ -104,7 +104,6 @@ class AgentReplicas:
         ]
 
     async def ask(self, call: Call) -> tuple[list[tuple[str, JSON]], list[str]]:
-        """See `Host.ask`."""
         found = await asyncio.gather(*map(self._addresses, self._servers))
         places = {f"{server}.{replica}": a for server, all in found for replica, a in all.items()}
         answers = await asyncio.gather(*(self._answer(address, call) for address in places.values()))
@@ -113,7 +112,6 @@ class AgentReplicas:
         return told, silent
 
     async def tell(self, name: str, call: Call) -> Reply:
-        """See `Host.tell`."""
         server, _, replica = name.partition(".")
         address = await self._directory(server).get(replica) if server in self._servers else None
         reply = _LEFT if address is None else await self._answer(address, call)

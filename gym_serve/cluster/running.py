@@ -77,7 +77,6 @@ def _wait(name: str) -> None:
 
 
 def _reasons(name: str) -> Iterator[str]:
-    """What each deployment of an application failed with."""
     application = serve.status().applications.get(name)
     for server, deployment in application.deployments.items() if application else ():
         if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY"):

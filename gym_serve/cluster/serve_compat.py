@@ -69,12 +69,10 @@ class MemberRouter(PowerOfTwoChoicesRequestRouter):
         self._members = members_of(deployment_id.app_name, deployment_id.name)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Learn which replicas run."""
         self._members.update(replica.replica_id.unique_id for replica in replicas)
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Forget a replica whose process is gone."""
         self._members.died(replica_id.unique_id)
         super().on_replica_actor_died(replica_id)
 
@@ -280,7 +278,6 @@ _NAMESPACE = b"gym_serve"
 
 
 def kv_put(key: bytes, value: bytes) -> None:
-    """Write an entry of the connected cluster's key-value store."""
     internal_kv._internal_kv_put(key, value, True, namespace=_NAMESPACE)
 
 
@@ -291,13 +288,11 @@ def kv_get(key: bytes) -> bytes | None:
 
 
 def kv_keys(prefix: bytes) -> list[bytes]:
-    """The keys with a prefix."""
     keys: list[bytes] = internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)
     return keys
 
 
 def kv_delete(key: bytes) -> None:
-    """Remove an entry."""
     internal_kv._internal_kv_del(key, namespace=_NAMESPACE)
 
 
@@ -391,7 +386,6 @@ def _upload_archive(archive: bytes) -> str:
 
 
 def serve_is_running() -> bool:
-    """Whether a Serve instance runs on the connected cluster."""
     return _client() is not None
 
 

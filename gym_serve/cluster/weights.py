@@ -284,11 +284,9 @@ class WeightStore:
         return serial
 
     def hold(self, model: str, held: bool) -> None:
-        """Note whether replicas that start now hold their calls."""
         ray.get(self._made().hold.remote(model, held))
 
     def held(self, model: str) -> bool:
-        """Whether a model is held."""
         return bool(self._ask("held", model))
 
     def commit(self, model: str, serial: int) -> None:
@@ -309,7 +307,6 @@ class WeightStore:
         return int(self._ask("updates", model) or 0)
 
     def delete(self) -> None:
-        """Drop the weights of all models of the graph."""
         if (store := self._actor()) is not None:
             ray.kill(store)
 

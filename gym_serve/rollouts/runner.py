@@ -104,7 +104,6 @@ class TaskPool(Generic[K, R]):
         return done
 
     async def close(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
         for key in list(self._tasks):
             self.cancel(key)
         await asyncio.gather(*self._cancelled, *self._tasks.values(), return_exceptions=True)
@@ -171,11 +170,7 @@ class _Background:
 def jobs_of(
     groups: Iterable[list[JSON]], failed: Callable[[JSON], tuple[int, int]] = lambda row: (0, 0)
 ) -> Iterator[list[Job]]:
-    """Jobs of materialized rows, a list for each group.
-
-    Args:
-        failed: how many attempts at a row have failed already, and how many of them no longer count.
-    """
+    """Jobs of materialized rows, a list for each group; ``failed`` gives `Job.attempt` and `Job.forgiven`."""
     number = count()
     for group, rows in enumerate(groups):
         yield [Job(next(number), group, row, *failed(row)) for row in rows]
@@ -184,8 +179,9 @@ def jobs_of(
 async def stream(
     jobs: Iterator[list[Job]], run: Run, options: RunnerOptions, order: Order = "completion"
 ) -> AsyncGenerator[tuple[JSON, JSON], None]:
-    """Run every job; yield ``(row, rollout)`` in the given order. Closing it cancels running rollouts. Raises
-    `OperatorError`: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`.
+    """Run every job; yield ``(row, rollout)`` in the given order. Closing it cancels running rollouts.
+
+    Raises `OperatorError` where `RunnerOptions.max_failures` is reached.
     """
     ordering: Ordering[tuple[JSON, JSON]] = Ordering(order)
     runner = RolloutRunner(
@@ -253,7 +249,12 @@ class RolloutRunner:
             room = _OPEN_PER_PLACE * self._options.concurrency - held - self.scheduler.open
             if self._exhausted or not self.scheduler.hungry or room <= 0:
                 return self._goes_on()
-            self._draw()
+            if (group := next(self._jobs, None)) is None:
+                self._exhausted = True
+                continue
+            self._on_draw(group)
+            for job in group:
+                self.scheduler.add(job)
 
     def _goes_on(self) -> bool:
         if not self.scheduler.open:
@@ -261,7 +262,6 @@ class RolloutRunner:
         return self.scheduler.open > 0
 
     def _record_held(self) -> None:
-        """Hand over the failures that were too few to end the run."""
         for pair in self._repeats.released():
             self._on_result(*pair)
 
@@ -281,7 +281,10 @@ class RolloutRunner:
             job = self._running.pop(key, None)
             if job is None:
                 continue  # dropped or restarted when it had just ended
-            rollout = task.result() if not task.cancelled() else _cancelled(job)
+            if task.cancelled():  # from outside: the event loop of its calls has stopped
+                rollout = failed_rollout(_row_of(job), Unavailable("the call was cancelled"))
+            else:
+                rollout = task.result()
             failure = _failure(rollout)
             verdict = self.scheduler.finish(*key, time.monotonic(), failure)
             if failure is not None and verdict == "open":
@@ -311,10 +314,7 @@ class RolloutRunner:
         """What the run waits for; None while an attempt runs or may start."""
         now = time.monotonic()
         until = self.scheduler.waits_until(now)
-        if until is None:
-            return None
-        told = self._refused
-        return Waiting.of(told.server, told.detail, until - now)
+        return None if until is None else Waiting.of(self._refused.server, self._refused.detail, until - now)
 
     @property
     def left_open(self) -> int:
@@ -323,13 +323,13 @@ class RolloutRunner:
 
     def _record(self, job: Job, rollout: JSON) -> None:
         """Hand a result over, unless it may be one of many failures that end the run."""
-        found = ending_of(rollout)
-        alike = None if found.stops_after is None else _alike(rollout)
-        for pair in self._repeats.passed((job.row, rollout), job.group, alike, found):
+        ending = ending_of(rollout)
+        alike = None if ending.stops_after is None else _alike(rollout)
+        for pair in self._repeats.passed((job.row, rollout), job.group, alike, ending):
             self._on_result(*pair)
 
     def check(self) -> None:
-        """Raise the error that ends the run, if there is one. Raises `OperatorError`: the last such error."""
+        """Raise the `OperatorError` that ends the run, if there is one."""
         if self.operator_errors.fatal is not None:
             raise self.operator_errors.fatal
 
@@ -340,9 +340,7 @@ class RolloutRunner:
             self._cancel(Attempt(job.number, job.attempt))
 
     def restart(self, job: Job) -> bool:
-        """Begin a job anew, whether it runs, waits, has ended or was dropped; see `Scheduler.restart`.
-        Returns whether a running attempt was cancelled, down to the model's request.
-        """
+        """Begin a job anew, see `Scheduler.restart`; returns whether a running attempt was cancelled."""
         attempt = Attempt(job.number, job.attempt)
         if running := self.scheduler.restart(job):
             self._cancel(attempt)
@@ -357,7 +355,6 @@ class RolloutRunner:
         self._pool.spawn(_Background(then), work)
 
     async def close(self) -> None:
-        """Cancel all running tasks."""
         await self._pool.close()
         self._record_held()
         while self._spans:
@@ -366,15 +363,6 @@ class RolloutRunner:
     def _cancel(self, attempt: Attempt) -> None:
         del self._running[attempt]
         self._pool.cancel(attempt)
-
-    def _draw(self) -> None:
-        group = next(self._jobs, None)
-        if group is None:
-            self._exhausted = True
-            return
-        self._on_draw(group)
-        for job in group:
-            self.scheduler.add(job)
 
     async def _attempt(self, job: Job) -> JSON:
         row = _row_of(job)
@@ -406,7 +394,6 @@ class RolloutRunner:
         return public_row({**row, **rollout, **metadata, LATENCY_FIELD: time.monotonic() - started})
 
     def _span(self, job: Job) -> Span:
-        """The span of a rollout, which all of its attempts share."""
         if self._options.tracing is None:
             return OFF
         if (found := self._spans.get(job.number)) is None:
@@ -414,15 +401,14 @@ class RolloutRunner:
         return found
 
     def _end_span(self, job: Job, rollout: JSON | None = None) -> None:
-        if (found := self._spans.pop(job.number, None)) is not None:
+        if (ended := self._spans.pop(job.number, None)) is not None:
             if rollout is not None:
-                found.set({"gym_serve.attempts": job.attempt + 1})
-                _describe(found, job.row, rollout)
-            found.end()
+                ended.set({"gym_serve.attempts": job.attempt + 1})
+                _describe(ended, job.row, rollout)
+            ended.end()
 
 
 def _describe(seen: Span, row: JSON, rollout: JSON) -> None:
-    """Say on a span which rollout it made, and how that ended."""
     seen.set({"gym_serve.rollout": row.get("_ng_rollout_id")})
     if is_failure(rollout):
         seen.fail(str(rollout.get("_ng_failure_class")), str(rollout.get("error")))
@@ -431,7 +417,6 @@ def _describe(seen: Span, row: JSON, rollout: JSON) -> None:
 
 
 def _checked(rollout: Any) -> JSON:
-    """An agent's answer, if it is a rollout."""
     if not isinstance(rollout, dict):
         raise Unavailable(f"the agent's answer must be a rollout, got {str(rollout)[:200]}")
     if not is_failure(rollout):
@@ -443,20 +428,15 @@ def _checked(rollout: Any) -> JSON:
 
 
 def _failure(rollout: JSON) -> Failure | None:
-    """A rollout's failure, if it failed."""
-    found = ending_of(rollout)
-    if not found.failed:
+    ending = ending_of(rollout)
+    if not ending.failed:
         return None
     kind = rollout.get("_ng_failure_class")
     record = rollout.get("failure")
     wait = record.get("retry_after") if isinstance(record, dict) else None
     retry_after = min(wait, LONGEST_WAIT) if isinstance(wait, int | float) and wait > 0 else 0.0
-    return Failure(
-        retryable=found.retried,
-        unavailable=kind == Unavailable.code,
-        overloaded=kind == Overloaded.code or (found.retried and retry_after > 0),
-        retry_after=retry_after,
-    )
+    overloaded = kind == Overloaded.code or (ending.retried and retry_after > 0)
+    return Failure(ending.retried, kind == Unavailable.code, overloaded, retry_after)
 
 
 def too_long(
@@ -465,8 +445,7 @@ def too_long(
     """The error of what would have to wait for too long.
 
     Args:
-        server: which refuses, or is away; None if that is unknown.
-        wait: seconds that it asked for; 0 if it did not say.
+        wait: seconds that the server asked for; 0 if it did not say.
         patience: seconds for which a run waits; None where it asks for a number of times.
     """
     until = f"until {clock_time(wait)}" if wait else "and does not say until when"
@@ -499,11 +478,6 @@ def _alike(rollout: JSON) -> tuple[str, ...]:
     server, stage, said = _told(rollout)
     detail = _OWN_VALUE.sub("#", said[: 10 * _COMPARED])[:_COMPARED]
     return str(rollout.get("_ng_failure_class")), str(stage), str(server), detail
-
-
-def _cancelled(job: Job) -> JSON:
-    """The failure of an attempt that was cancelled from outside (the event loop of its calls has stopped)."""
-    return failed_rollout(_row_of(job), Unavailable("the call was cancelled"))
 
 
 def _row_of(job: Job) -> JSON:

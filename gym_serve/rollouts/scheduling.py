@@ -88,13 +88,11 @@ class Outage:
         return self._until
 
     def places(self, now: float) -> int:
-        """How many attempts may run."""
         if self._until is None or self._probes > MAX_PROBES:
             return self._concurrency
         return 0 if now < self._until else 1
 
     def answered(self) -> None:
-        """An attempt ended with anything else than "unavailable"."""
         self._fewest = _FEWEST
         self._streak = self._probes = 0
         self._until = None
@@ -133,7 +131,6 @@ class Pace:
         return int(self._places)
 
     def answered(self) -> None:
-        """An attempt was not rejected."""
         self._places = min(self._ceiling, self._places + self._step / self._places)
 
     def overloaded(self, started: float, now: float) -> None:
@@ -202,12 +199,10 @@ class Scheduler:
 
     @property
     def open(self) -> int:
-        """How many jobs are not finished."""
         return len(self._jobs)
 
     @property
     def running(self) -> int:
-        """How many attempts run."""
         return len(self._running)
 
     @property
@@ -217,11 +212,9 @@ class Scheduler:
 
     @property
     def places(self) -> int:
-        """How many attempts may run now."""
         return self._places(self._now)
 
     def add(self, job: Job) -> None:
-        """Add a job."""
         self._jobs[job.number] = job
         heapq.heappush(self._ready, job.number)
 
@@ -358,7 +351,6 @@ class OperatorErrors:
             self.fatal = error
 
     def scored(self) -> None:
-        """A rollout was scored."""
         self._in_a_row = 0
 
 
@@ -428,7 +420,6 @@ class Ordering(Generic[T]):
         self.held = 0  # how many results wait for their turn
 
     def expect(self, group: int, size: int) -> None:
-        """Announce a group, in the order of the rows."""
         if self._order != "completion":
             self._sizes[group] = size
             self._results[group] = {}
@@ -446,7 +437,6 @@ class Ordering(Generic[T]):
             yield from self._released(group)
 
     def _heads(self) -> Iterator[T]:
-        """All groups at the front that are complete."""
         while self._sizes:
             group, size = next(iter(self._sizes.items()))
             if len(self._results[group]) < size:

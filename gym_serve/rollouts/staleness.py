@@ -74,7 +74,6 @@ class StreamOptions:
 
     @property
     def depth(self) -> int:
-        """For how many versions groups are made ahead."""
         return self.max_staleness if self.ahead is None else self.ahead
 
 
@@ -118,7 +117,6 @@ class StalenessBook:
 
     @property
     def room(self) -> int:
-        """How many groups may begin now."""
         return max(0, self._slots + self._options.depth * self._batch - len(self._places))
 
     def begin(self, group: int) -> None:
@@ -130,7 +128,6 @@ class StalenessBook:
         self._places[group].scored = True
 
     def complete(self, group: int) -> None:
-        """No rollout of a group runs any more."""
         self._places[group].complete = True
 
     def ready(self, group: int, *, usable: bool) -> None:
@@ -177,7 +174,6 @@ class StalenessBook:
         return group
 
     def take(self, group: int) -> Place:
-        """The trainer takes a group."""
         place = self._places.pop(group)
         self._taken += place.usable
         return place

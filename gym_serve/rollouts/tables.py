@@ -32,11 +32,9 @@ class IntTable:
         return self._values[slot] if self._keys[slot] else None
 
     def values(self) -> Iterator[int]:
-        """All values, in no particular order."""
         return (value for key, value in zip(self._keys, self._values, strict=True) if key)
 
     def items(self) -> Iterator[tuple[int, int]]:
-        """All keys with their values, in no particular order."""
         return ((key - 1, value) for key, value in zip(self._keys, self._values, strict=True) if key)
 
     def __setitem__(self, key: int, value: int) -> None:

@@ -1,10 +1,9 @@
 """Trackers of experiments: Weights & Biases, MLflow and TensorBoard follow a collection or a training.
 
-A `Tracker` takes the configuration of a run, numbers over time, and tables of samples. `Tracking` gives it
-those of a collection, and `RolloutTracking` those of all rollouts that a `Gym` makes. Both have a thread of
-their own: a service that is slow or gone delays no rollout, and what it raises is logged and ends nothing.
-Where the results go, and whether offline, is set as always with these tools: by ``WANDB_MODE``,
-``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI`` and so on.
+`Tracking` gives a `Tracker` the numbers of a collection, and `RolloutTracking` those of all rollouts that a
+`Gym` makes. Both have a thread of their own: a service that is slow or gone delays no rollout, and what it
+raises is logged and ends nothing. Where the results go is set as always with these tools: by ``WANDB_MODE``,
+``MLFLOW_TRACKING_URI`` and so on.
 """
 
 from __future__ import annotations
@@ -77,11 +76,7 @@ def open_tracker(kind: str, output: Path) -> Tracker:
 
 
 def check_tracker(kind: str) -> None:
-    """Check that a tracker can be opened.
-
-    Raises:
-        InvalidRequest: there is no such tracker, or its package is missing.
-    """
+    """Check that a tracker can be opened. Raises `InvalidRequest`: there is none, or it is not installed."""
     if kind not in TRACKERS:
         raise InvalidRequest(f"`track` must be one of {', '.join(TRACKERS)}, got {kind!r}")
     if find_spec(package := TRACKERS[kind].package) is None:
@@ -128,11 +123,11 @@ class MlflowTracker:
         mlflow = import_module("mlflow")
         self._client = mlflow.MlflowClient()
         if (active := mlflow.active_run()) is None:
-            made = self._client.create_run(_experiment(mlflow), run_name=name)
+            run = self._client.create_run(_experiment(mlflow), run_name=name)
         else:
             parent = {"mlflow.parentRunId": active.info.run_id}
-            made = self._client.create_run(active.info.experiment_id, tags=parent, run_name=name)
-        self._run = made.info.run_id
+            run = self._client.create_run(active.info.experiment_id, tags=parent, run_name=name)
+        self._run = run.info.run_id
 
     def config(self, values: Mapping[str, Any]) -> None:
         self._client.log_dict(self._run, dict(values), "config.json")
@@ -158,8 +153,8 @@ class MlflowTracker:
 def _experiment(mlflow: Any) -> str:
     """The id of the experiment that ``MLFLOW_EXPERIMENT_NAME`` or ``_ID`` name, by default gym_serve."""
     variables = import_module("mlflow.environment_variables")
-    if (given := variables.MLFLOW_EXPERIMENT_ID.get()) is not None:
-        return str(given)
+    if (experiment := variables.MLFLOW_EXPERIMENT_ID.get()) is not None:
+        return str(experiment)
     name = variables.MLFLOW_EXPERIMENT_NAME.get() or "gym_serve"
     return str(mlflow.set_experiment(name).experiment_id)
 
@@ -182,9 +177,8 @@ class TensorboardTracker:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
-        self._writer.add_text(
-            "samples", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step
-        )
+        text = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+        self._writer.add_text("samples", text, step)
 
     def close(self) -> None:
         self._writer.close()
@@ -205,11 +199,7 @@ TRACKERS: Mapping[str, type[WandbTracker | MlflowTracker | TensorboardTracker]] 
 
 
 class Tracking:
-    """Gives a tracker what a collection does, until it is closed.
-
-    Args:
-        clock: seconds.
-    """
+    """Gives a tracker what a collection does, until it is closed."""
 
     def __init__(
         self, tracker: Tracker, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
@@ -223,7 +213,6 @@ class Tracking:
         self._send(tracker.config, dict(config))
 
     def progress(self, progress: Progress) -> None:
-        """Tell the counts, every 10 seconds."""
         if self.is_due:
             self._tell(progress)
 
@@ -244,7 +233,6 @@ class Tracking:
 
     @property
     def is_due(self) -> bool:
-        """Whether counts are told now."""
         return self._told is None or self._clock() >= self._told[0] + _EVERY_SECONDS
 
     def _tell(self, progress: Progress, since: Progress | None = None) -> None:
@@ -369,7 +357,6 @@ class _Samples:
             self._rows[place] = _row(rollout)
 
     def take(self) -> list[list[Any]]:
-        """The rows of a table with `COLUMNS`; it begins again."""
         rows, self._rows, self._seen = self._rows, [], 0
         return rows
 

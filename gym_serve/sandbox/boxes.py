@@ -70,12 +70,10 @@ class ExecResult(BaseModel):
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself, with status 0."""
         return self.ended == "exit" and self.status == 0
 
     @property
     def text(self) -> str:
-        """Output and errors, for people and models."""
         return (self.stdout + self.stderr).decode("utf-8", "replace")
 
 

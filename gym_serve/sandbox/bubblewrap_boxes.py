@@ -57,7 +57,6 @@ class BubblewrapBoxes:
         self._bubblewrap: Bubblewrap | None = None
 
     def problems(self) -> list[str]:
-        """See `SandboxProvider.problems`."""
         try:
             self._confinement()
         except GraphError as error:
@@ -72,7 +71,6 @@ class BubblewrapBoxes:
         return self._bubblewrap
 
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
-        """See `SandboxProvider.create`."""
         bubblewrap = await asyncio.to_thread(self._confinement)
         plan = _Plan(spec, bubblewrap, layer)
         try:
@@ -121,7 +119,6 @@ class _Plan:
             )
 
     def command(self) -> list[str]:
-        """The command line."""
         spec = self._spec
         if self._layer is None:
             written = ["--size", str(spec.disk_mb << 20), "--tmpfs", "/rw"]
@@ -130,7 +127,6 @@ class _Plan:
         return self._bubblewrap.resident([*written, *self._shown], network=spec.network == "full")
 
     def config(self) -> dict[str, Any]:
-        """What `inside.resident` reads first."""
         spec, machine = self._spec, self._spec.root is None
         cores = sorted(os.sched_getaffinity(0))
         return {
@@ -224,7 +220,6 @@ class BubblewrapBox:
         stdin: bytes = b"",
         output_limit: int = 1 << 20,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not argv or any("\0" in word for word in argv):
             raise SandboxRefused("a command must have words, and none with a NUL character")
@@ -232,23 +227,18 @@ class BubblewrapBox:
         return await self._ask(request, stdin, timeout, output_limit)
 
     async def read(self, path: str, *, limit: int = 1 << 24) -> bytes:
-        """See `Sandbox.read`."""
         return await self._file("read", path, limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `Sandbox.write`."""
         await self._file("write", path, data, mode=mode)
 
     async def get(self, path: str, *, limit: int = 1 << 26) -> bytes:
-        """See `Sandbox.get`."""
         return await self._file("get", path, limit=limit)
 
     async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
-        """See `Sandbox.put`."""
         await self._file("put", path, archive, clear=clear)
 
     async def close(self) -> None:
-        """See `Sandbox.close`."""
         self._end("it was closed")
         await self._process.stop()
         if self._reading is not None:

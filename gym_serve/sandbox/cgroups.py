@@ -93,7 +93,6 @@ class ControlGroups:
 
 
 def _root(mounts: Path) -> Path | None:
-    """Where the tree of version 2 is mounted."""
     for line in mounts.read_text().splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
@@ -109,7 +108,6 @@ def _own(groups: Path) -> Path | None:
 
 
 def _controllers(group: Path) -> list[str]:
-    """Those that the groups below it have."""
     try:
         return (group / "cgroup.subtree_control").read_text().split()
     except OSError:

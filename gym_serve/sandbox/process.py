@@ -266,7 +266,6 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 def _sizes(message: dict[str, Any], limit: int) -> list[int]:
-    """Of the texts that follow a message."""
     sizes = message.get("sizes")
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise SandboxDied("the process sent a malformed message")
@@ -337,7 +336,6 @@ class SandboxPool:
 
     @property
     def crowded(self) -> bool:
-        """Whether work waits for its turn."""
         return bool(self._turns.waiting)
 
     async def start(self) -> None:

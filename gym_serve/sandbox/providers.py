@@ -196,7 +196,6 @@ class PlainProcess:
         self.path = [folder for folder in sys.path if Path(folder).name in names and os.path.isdir(folder)]
 
     def command(self, limits: Limits) -> list[str]:
-        """Python itself."""
         return [*_python(), *_START, str(_INSIDE.parent)]
 
 
@@ -366,7 +365,6 @@ def sandbox_problems(name: SandboxName, packages: Iterable[str] = ()) -> list[st
 
 
 def _exists(user: int) -> bool:
-    """Whether this process's user namespace has a user of this id."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         first, _, count = map(int, line.split())
         if first <= user < first + count:

@@ -26,11 +26,9 @@ T = TypeVar("T")
 
 
 class CallObserver:
-    """Observes the calls of a server.
+    """Observes the calls of a server, in a replica or without Ray.
 
-    Args:
-        replica: the replica that it runs in; None without Ray.
-        tracing: the share of the calls without a trace that begin one; None for none.
+    ``tracing`` is the share of the calls without a trace that begin one; None for none.
     """
 
     def __init__(
@@ -42,9 +40,8 @@ class CallObserver:
         self.tokens = TokenMeter(server.name) if server.kind == "model" else None
         self._tracing = tracing
         self._meters: dict[str, CallMeter] = {}
-        self._notes: dict[str, Any] = (
-            {} if replica is None or server.kind == "resources" else {REPLICA: replica}
-        )
+        has_place = replica is not None and server.kind != "resources"
+        self._notes: dict[str, Any] = {REPLICA: replica} if has_place else {}
 
     def begin(self, call: Call) -> ObservedCall:
         """Begin to observe a call, which is to be ended."""
@@ -90,11 +87,7 @@ class ObservedCall:
         return self._meter.measured(work) if MEASURED or not self._meter.left else work
 
     def end(self, status: int, reply: Reply | None = None, error: BaseException | None = None) -> None:
-        """The call has ended.
-
-        Args:
-            error: what it has raised, if it has.
-        """
+        """The call has ended, perhaps by an ``error`` that it has raised."""
         observer, notes = self._observer, self.context.notes
         seconds = time.monotonic() - self.begun
         self._meter.record(status, seconds)
@@ -116,7 +109,6 @@ class ObservedCall:
 
     def _describe(self, reply: Reply) -> None:
         self._span.name(self._observer.known(self._call.op))
-        self._span.set(
-            {"gym_serve.request": self._call.request_id or None, "gym_serve.rollout": self._call.affinity}
-        )
+        request = self._call.request_id or None
+        self._span.set({"gym_serve.request": request, "gym_serve.rollout": self._call.affinity})
         describe_reply(self._span, self._observer.server.name, reply)

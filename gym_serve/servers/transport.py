@@ -1,7 +1,7 @@
 """A transport carries a `Call` from one server to another, and its `Reply` back.
 
-Bodies cross as JSON bytes that are encoded once. A failure crosses as a value too (a status of
-400 or more and an error body), so that all three kinds of transport, and HTTP clients, see the same.
+Bodies cross as JSON bytes that are encoded once. A failure crosses as a value too (a status of 400 or more
+and an error body), so that all three kinds of transport, and HTTP clients, see the same.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ def text_as_json(text: str | bytes) -> bytes:
 
 
 def trimmed(data: bytes) -> bytes:
-    """A copy that takes no more memory than needed.
-
-    orjson returns a buffer of 4 or 8 KB however short the text is, which matters if thousands of bodies wait.
+    """A copy that takes no more memory than needed: orjson's buffer has 4 or 8 KB however short the text
+    is.
     """
     return bytes(memoryview(data))
 
@@ -75,11 +74,9 @@ class Reply(NamedTuple):
 
     Attributes:
         state: the state in which the call left its session, sealed (`gym_serve.servers.sessions`); None
-            if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
-            answer.
+            if the call cannot have changed it, or the server takes no snapshots. Never part of HTTP answers.
         notes: what only the server knows of the call (`gym_serve.observe.timeline`); None if there is nothing
-            to tell. Never part of an HTTP answer either, but for the timeline of a rollout. (An agent hands
-            it over as a note, as its caller is often in the same process, and needs no JSON of it.)
+            to tell. Never part of an HTTP answer either, but for the timeline of a rollout.
     """
 
     status: int
@@ -89,11 +86,8 @@ class Reply(NamedTuple):
     notes: dict[str, Any] | None = None
 
     def json(self) -> Any:
-        """The decoded body.
-
-        Raises:
-            GymError: the failure that this reply carries.
-            Unavailable: the body is not JSON (from a foreign server, or a proxy in between).
+        """The decoded body. Raises the `GymError` that this reply carries, or `Unavailable` if it is no
+        JSON.
         """
         body: Any
         try:
@@ -144,11 +138,9 @@ class Transport(Protocol):
     def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Deliver a call and yield its answer as server-sent events, while the server produces them.
 
-        The events arrive in chunks of any size. The server waits for a slow reader, and closing the
-        generator cancels the call.
-
-        Raises:
-            GymError: as `call`, and every failure of the server itself, also after the first event.
+        They arrive in chunks of any size. The server waits for a slow reader, and closing the generator
+        cancels the call. Raises as `call`, and every failure of the server itself, also after the first
+        event.
         """
         ...
 

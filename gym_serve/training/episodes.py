@@ -168,7 +168,6 @@ class Episodes:
         return f"{self._prefix}-{request.episode or request.id}"
 
     def close(self) -> None:
-        """Stop the graph."""
         self._gym.shutdown()
 
 
@@ -225,7 +224,6 @@ class Outcome(NamedTuple):
 
     @property
     def last(self) -> TrainingSample:
-        """The verified conversation, or the failure."""
         return verified(self.samples)
 
     async def reward(self) -> float:

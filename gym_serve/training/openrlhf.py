@@ -104,7 +104,6 @@ async def _generate(engine: Any, request: PolicyRequest, sampling: Any) -> Polic
 
 
 def _row_of(prompt: str, label: Any) -> JSON:
-    """See the module."""
     is_row = isinstance(label, str) and label.lstrip().startswith("{")
     try:
         return row_of({"row": label} if is_row else {}, prompt, expected_answer=label)

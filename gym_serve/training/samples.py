@@ -66,7 +66,6 @@ class TrainingSample:
 
     @property
     def input_ids(self) -> list[int]:
-        """Prompt and response."""
         return self.prompt_ids + self.response_ids
 
 

@@ -128,7 +128,6 @@ class _Worker(Adapter):
         )
 
     def fitting(self, rollout: Rollout) -> list[TrainingSample]:
-        """The samples of a rollout, cut to verl's lengths."""
         cut = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._pad)]
         if any(sample.media for sample in cut):
             raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")

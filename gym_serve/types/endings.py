@@ -20,8 +20,8 @@ A *stage* is where the episode was: ``seed``, ``model``, ``tool``, ``harness``, 
 One cell depends on the stage as well: a verifier that still waits for the policy's own tool has nothing that
 it could grade, so a DEADLINE in ``verify`` is a zero unless it is to be masked.
 
-The idea of one frozen table is Harbor's (``models/trial/error_policy.py``). Who ends an episode, the agent,
-uses `cause_of` and `ending`; who reads rollouts, also those of files and of other servers, uses `ending_of`.
+(One frozen table: Harbor's ``models/trial/error_policy.py``.) Who ends an episode, the agent, uses `cause_of`
+and `ending`; who reads rollouts, also those of files and of other servers, uses `ending_of`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no verdict."""
         return self.masked and not self.graded
 
 
@@ -117,7 +116,6 @@ _CAUSES: tuple[tuple[type[GymError], Cause], ...] = (
 
 
 def cause_of(error: type[GymError]) -> Cause:
-    """The cause that a class of errors stands for."""
     return next(cause for cls, cause in _CAUSES if issubclass(error, cls))
 
 
@@ -159,12 +157,10 @@ def is_failure(rollout: Mapping[str, Any]) -> bool:
 
 def failure_class(rollout: Mapping[str, Any]) -> str | None:
     """What kept a rollout out of the means: the class of its failure, or ``masked``; None for a score."""
-    found = ending_of(rollout)
-    if not found.masked:
+    end = ending_of(rollout)
+    if not end.masked:
         return None
-    if not found.failed:
-        return "masked"
-    return _kind_of(rollout) or "unknown"
+    return (_kind_of(rollout) or "unknown") if end.failed else "masked"
 
 
 def _kind_of(rollout: Mapping[str, Any]) -> str | None:

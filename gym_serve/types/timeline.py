@@ -1,7 +1,7 @@
 """The timeline of a rollout: when its model calls, tool calls and stages ran, and where (docs/formats.md).
 
-In a rollout it is plain JSON, and small, as every process that a rollout passes reads or writes it: a step is
-an array. `Timeline` reads that: names in place of positions and indices, seconds in place of microseconds.
+In a rollout it is small, as every process that a rollout passes reads or writes it: a step is an array.
+`Timeline` reads that: names in place of positions and indices, seconds in place of microseconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class Step:
 
     @property
     def end(self) -> float:
-        """Since the beginning of the episode."""
         return self.start + self.duration
 
 

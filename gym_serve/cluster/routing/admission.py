@@ -46,11 +46,9 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait."""
         return len(self._queue)
 
     def queued(self) -> Iterable[QueuedCall]:
-        """The calls that wait, the oldest first."""
         return self._queue.values()
 
     def refuse(self, number: int, error: GymError) -> bool:
@@ -166,7 +164,6 @@ class LoadMeter:
         self._seconds: deque[_Second] = deque()
 
     def answered(self, *, refused: bool = False) -> None:
-        """Count an answer."""
         now = self._clock()
         if not self._seconds or now - self._seconds[-1].now >= 1.0:
             self._forget(now)

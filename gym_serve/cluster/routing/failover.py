@@ -74,7 +74,6 @@ class FailoverTransport:
         return self._transport.stream(call)
 
     async def close(self) -> None:
-        """Close the transport behind this one."""
         await self._transport.close()
 
     async def _deliver(self, call: Call) -> Reply:
@@ -94,7 +93,6 @@ class FailoverTransport:
         return None
 
     async def _elsewhere(self, held: Held, call: Call, lost: SessionLost, deadline: float | None) -> Reply:
-        """Run an interrupted call again in another replica."""
         for _ in range(_RERUNS):
             async with held.moving:
                 if held.id == call.session:  # else another call has moved the session by now
@@ -156,17 +154,14 @@ class Held:
 
     @property
     def id(self) -> str:
-        """The id under which it lives."""
         return self.ids[-1]
 
     @property
     def version(self) -> int:
-        """Version of its state."""
         return version_of(self.state)
 
     @property
     def token(self) -> str:
-        """What its caller gets for an id."""
         return f"{self.id}{_MARK}{self.version}"
 
 
@@ -195,7 +190,6 @@ class SnapshotCache:
         self._by_use: OrderedDict[Held, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many sessions have a state here."""
         return len(self._by_use)
 
     def get(self, session_id: str) -> Held | None:
@@ -224,7 +218,6 @@ class SnapshotCache:
             self._by_id[session_id] = held
 
     def drop(self, session_id: str) -> None:
-        """Forget a session, with all of its ids."""
         held = self._by_id.get(session_id)
         if held is not None:
             self._forget(held)

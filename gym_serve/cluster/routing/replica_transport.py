@@ -66,11 +66,9 @@ class ReplicaTransport:
         self._waking: asyncio.Task[None] | None = None
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`."""
         return await self._send(call, Channel.call)
 
     async def stream(self, call: Call) -> _Parts:
-        """See `Transport.stream`."""
         deadline = None if call.timeout is None else time.monotonic() + call.timeout
         first, parts = await self._send(call, _begin_stream)
         async with closing(parts):
@@ -182,7 +180,6 @@ class ReplicaTransport:
         return await self._channel(replica)
 
     async def _channel(self, replica: str) -> Channel:
-        """The connection to a replica."""
         channel = self._channels.get(replica)
         if channel is not None and channel.is_open:
             return channel

@@ -40,7 +40,6 @@ class Side(NamedTuple):
 
     @property
     def is_solved(self) -> bool:
-        """Whether more than half of them are solved."""
         return 2 * self.solved > self.rollouts
 
 
@@ -131,11 +130,7 @@ class Comparison:
         return (task for task in self._both() if task.same_prompt or not self._by_prompt)
 
     def summary(self, top: int) -> ComparisonSummary:
-        """All paired tasks together.
-
-        Args:
-            top: how many flipped tasks to name at most.
-        """
+        """All paired tasks together; names ``top`` flipped tasks at most."""
         both = different = 0
         agents: Counter[str] = Counter()
         flips = {"fixed": 0, "broken": 0}
@@ -203,7 +198,6 @@ class RunScores:
                 self._prompts[task_index(rollout)] = found
 
     def coverage(self) -> Coverage:
-        """How many rollouts have a score, of how many."""
         return self._rollouts.coverage()
 
     def __call__(self) -> Iterator[Scores]:

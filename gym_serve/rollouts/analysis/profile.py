@@ -44,12 +44,10 @@ class TaskProfile:
 
     @property
     def pass_rate(self) -> float:
-        """Solved rollouts, as a fraction."""
         return self.solved / self.rollouts
 
     @property
     def bucket(self) -> str:
-        """One of `BUCKETS`."""
         never, hard, medium, easy, always = BUCKETS
         if self.solved in (0, self.rollouts):
             return always if self.solved else never
@@ -59,7 +57,6 @@ class TaskProfile:
 
     @property
     def trainable(self) -> bool:
-        """Whether its rollouts differ in reward."""
         return self.min < self.max
 
 
@@ -131,7 +128,6 @@ class RewardProfile:
         return tuple(self._low + (self._high - self._low) * step / BINS for step in range(BINS + 1))
 
     def agents(self, asked: Mapping[str, int]) -> list[SummaryRow]:
-        """The summary of each agent, by name."""
         return summarize(dict(sorted(self._aggregators.items())), asked, self.failures)
 
     def tasks(self) -> Iterator[TaskProfile]:
@@ -141,7 +137,6 @@ class RewardProfile:
                 yield self._task(agent, group)
 
     def summary(self, top: int, asked: Mapping[str, int] | None = None) -> ProfileSummary:
-        """All tasks together."""
         buckets = dict.fromkeys(BUCKETS, 0)
         rates = [0] * BINS
         clusters = Clusters(sum(1 for _ in self.tasks()))
@@ -174,7 +169,6 @@ class RewardProfile:
         )
 
     def trainable_tasks(self) -> Iterator[int]:
-        """Task indices of the tasks to train on next."""
         return (task.task_index for task in self.tasks() if task.trainable)
 
     def _train_next(self, top: int) -> list[TaskProfile]:

@@ -55,7 +55,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Serve until the socket ends."""
     config = marshal.loads(_message(0) or b"")
     try:
         _mount(config)
@@ -218,7 +217,6 @@ class Box:
         self._looked = 0.0
 
     def serve(self) -> None:
-        """Serve until the socket ends."""
         while True:
             for file, _ in self._poll.poll(self._patience()):
                 if file == 0:

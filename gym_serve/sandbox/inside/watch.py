@@ -117,6 +117,5 @@ def _times(process: int, thread: int) -> tuple[float, float]:
 
 
 def _core(process: int) -> int:
-    """The processor that the first thread is on, or was last."""
     with open(f"/proc/{process}/stat") as file:
         return int(file.read().rpartition(")")[2].split()[36])

@@ -74,7 +74,6 @@ class RolloutWorker:
     # What the trainer asks of a rollout worker
 
     def start(self) -> None:
-        """Begin, in a thread."""
         self._thread = threading.Thread(target=self._run, name="RolloutWorker", daemon=True)
         self._thread.start()
 
@@ -102,7 +101,6 @@ class RolloutWorker:
         """Nothing: the graph is connected."""
 
     def pause(self) -> None:
-        """Stop the engine between two tokens."""
         loop.wait(self._gym.pause("keep", model=self._model))
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -111,7 +109,6 @@ class RolloutWorker:
         self._gym.update_weights(self._model, str(self._version), tensors=encoded(iterator))
 
     def resume(self) -> None:
-        """Let the engine go on."""
         loop.wait(self._gym.resume(model=self._model))
 
     def destroy(self) -> None:

@@ -245,7 +245,6 @@ class _RowsByPrompt:
                     self._add(examples)
 
     def find(self, key: bytes) -> JSON:
-        """The row of a prompt."""
         if key not in self._places:
             raise InvalidRequest(f"no row of the trainer's dataset has the prompt {key[:200].decode()}")
         examples, index = self._places[key]

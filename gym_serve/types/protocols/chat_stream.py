@@ -1,6 +1,4 @@
-"""Chat streams: a finished completion as chunks, a Responses stream as chunks, and chunks joined to a
-completion.
-
+"""Chat streams: a completion or a Responses stream as chunks, and chunks joined to a completion.
 (https://platform.openai.com/docs/api-reference/chat-streaming)
 """
 
@@ -26,12 +24,8 @@ def chat_chunks(completion: Mapping[str, Any], include_usage: bool) -> Iterator[
 
     Of each choice: its role, then the texts that it has, then each call, then the finish reason.
     """
-    head = {
-        "id": completion.get("id"),
-        "object": "chat.completion.chunk",
-        "created": completion.get("created"),
-        "model": completion.get("model"),
-    }
+    head = {"id": completion.get("id"), "object": "chat.completion.chunk"}
+    head |= {"created": completion.get("created"), "model": completion.get("model")}
     if completion.get("system_fingerprint"):
         head["system_fingerprint"] = completion["system_fingerprint"]
     if include_usage:
@@ -47,7 +41,7 @@ def chat_chunks(completion: Mapping[str, Any], include_usage: bool) -> Iterator[
         yield {**head, "choices": [], "usage": completion.get("usage")}
 
 
-def _choice(index: int, delta: JSON, finish_reason: Any) -> JSON:
+def _choice(index: int, delta: JSON, finish_reason: Any = None) -> JSON:
     return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
 
 
@@ -74,9 +68,7 @@ class CompletionStream:
         self._reasoning: tuple[Any, ...] | None = None
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The chunks that an event of a Responses stream leads to, in order. Raises `Unavailable`: the stream
-        ends in a failure, or the event is malformed.
-        """
+        """The chunks that an event of a Responses stream leads to, in order."""
         if not self._head:
             self._head = self._begun(event.get("response"))
             yield self._chunk({"role": "assistant", "content": ""})
@@ -113,8 +105,7 @@ class CompletionStream:
         }
 
     def _chunk(self, delta: JSON, finish_reason: str | None = None) -> JSON:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        return {**self._head, "choices": [choice]}
+        return {**self._head, "choices": [_choice(0, delta, finish_reason)]}
 
     def _call(self, item: JSON, at: str) -> JSON:
         index = self._calls.setdefault(at, len(self._calls))
@@ -144,14 +135,9 @@ class ChunkJoiner:
         self._choices: dict[int, JSON] = {}
 
     def add(self, chunk: Any) -> JSON:
-        """Take a chunk.
-
-        Returns:
-            the chunk in OpenAI's form: a ``delta`` where some backends have a ``message``, and each call with
-            an index of its own where they have none, or the same for all. Its texts are `Pieces`.
-
-        Raises:
-            Unavailable: it is none, or it tells of a failure.
+        """Take a chunk, and return it in OpenAI's form: a ``delta`` where some backends have a ``message``,
+        and each call with an index of its own where they have none, or the same for all. Its texts are
+        `Pieces`. Raises `Unavailable` if it tells of a failure.
         """
         if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
             error = chunk.get("error") if isinstance(chunk, dict) else None
@@ -176,9 +162,7 @@ class ChunkJoiner:
         return {**chunk, "choices": choices}
 
     def completion(self) -> JSON:
-        """The completion. Raises `Unavailable`: the stream ended before the answer did: a part of one is not
-        what the model says.
-        """
+        """The completion. Raises `Unavailable` if the stream ended before the answer did."""
         choices = []
         for index, choice in sorted(self._choices.items()):
             if choice["finish_reason"] is None:
@@ -265,9 +249,8 @@ def _placed(calls: dict[int, JSON], places: dict[Any, int], part: Mapping[str, A
     named = isinstance(function, dict) and bool(function.get("name"))
     at = places.get(index)
     if index is None:
-        at = next(
-            (at for at, call in calls.items() if known and call["id"] == known), max(calls, default=None)
-        )
+        same = (at for at, call in calls.items() if known and call["id"] == known)
+        at = next(same, max(calls, default=None))
     if at is None:
         begins = True
     elif known:

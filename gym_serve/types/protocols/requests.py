@@ -1,17 +1,14 @@
 """Requests: a Responses body as a Chat Completions body, the reverse, and the sampling parameters of both.
 
 **Responses -> chat.** Consecutive reasoning, message and function_call items are one turn of the model and
-become one assistant message; an output or another role ends the turn. Nothing that the model should see is
-lost: every reasoning block, text, refusal and call arrives. What chat cannot express is an error.
+become one assistant message; an output or another role ends the turn. Every reasoning block, text, refusal
+and call arrives; what chat cannot express is an error. An assistant message shows its reasoning before its
+calls, so reasoning that follows an answered call starts another message, after the output of that call. A
+turn with token ids stays one message, because the tokens keep the order.
 
-An assistant message shows its reasoning before its calls. So reasoning that follows an answered call starts
-another message, after the output of that call: no thought appears before a call that preceded it. A turn
-with token ids stays one message, because the tokens keep the order.
-
-**Sampling parameters** are merged in one place. Lowest precedence first: the deployment's ``extra_body``,
-the row's ``metadata.extra_body``, explicit fields of the request, the deployment's overrides. The overrides
-keep training on-policy whatever a caller sends. Chat-template arguments follow the same order, merged key
-by key.
+**Sampling parameters**, lowest precedence first: the deployment's ``extra_body``, the row's
+``metadata.extra_body``, explicit fields of the request, the deployment's overrides, which keep training
+on-policy whatever a caller sends. Chat-template arguments follow the same order, merged key by key.
 """
 
 from __future__ import annotations
@@ -78,10 +75,10 @@ def responses_to_chat(
 
     Args:
         reasoning: how the model's earlier reasoning is shown to it: as ``reasoning_content`` and
-            ``reasoning`` (two spellings of one field) beside the content, as ``<think>`` tags in
-            the content, or not at all.
-        token_ids: put the last token bundle of each turn on its assistant message, for an engine
-            that continues from tokens instead of text.
+        ``reasoning``
+            (two spellings of one field), as ``<think>`` tags in the content, or not at all.
+        token_ids: put the last token bundle of each turn on its assistant message, for an engine that
+            continues from tokens instead of text.
 
     Raises:
         BadRequest: something that chat has no form for, with its place in the body.
@@ -192,7 +189,6 @@ class _Turn:
         self._outputs: list[JSON] = []
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
-        """Take the next item of the input."""
         kind = item.get("type") or ("message" if item.get("role") else None)
         if kind == "function_call_output":
             content = chat_content(item.get("output"), f"{where}.output")
@@ -317,13 +313,8 @@ def chat_to_params(chat: Mapping[str, Any], *, token_ids: bool = False) -> JSON:
     """The body of ``POST /v1/responses`` for a body of ``POST /v1/chat/completions``.
 
     ``<think>`` tags in the assistant's texts become reasoning. Sampling that Responses lacks (seed, stop,
-    penalties, top_k, ...) travels in ``metadata.extra_body``, as a row writes it.
-
-    Args:
-        token_ids: keep the token bundles of assistant messages.
-
-    Raises:
-        BadRequest: something that Responses has no form for, or ``n`` over 1.
+    penalties, top_k, ...) travels in ``metadata.extra_body``, as a row writes it. ``token_ids`` keeps the
+    token bundles of assistant messages. Raises `BadRequest` for what Responses has no form for.
     """
     if chat.get("n") not in (None, 1):
         raise BadRequest("n: this server gives one choice for a call")

@@ -133,12 +133,10 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be sent."""
         return self._open
 
     @property
     def calls(self) -> int:
-        """Calls that wait for their replies."""
         return len(self._waiting)
 
     async def call(self, call: Call) -> Reply:

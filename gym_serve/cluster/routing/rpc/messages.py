@@ -51,12 +51,10 @@ class Request(msgspec.Struct, array_like=True, tag=0, gc=False):
 
     @classmethod
     def of(cls, id: int, call: Call) -> Request:
-        """The message of a call."""
         return cls(id, call[0], call[1:-1])
 
     @property
     def call(self) -> Call:
-        """The call."""
         return Call(self.method, *self.params)
 
 
@@ -93,7 +91,6 @@ _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[
 
 
 def encode(messages: list[Message]) -> bytes:
-    """One frame."""
     return _encoder.encode(messages)
 
 
@@ -118,7 +115,6 @@ class Outbox:
         self._ended = False
 
     def put(self, message: Message) -> None:
-        """Write ``message`` soon."""
         self._waiting.append(message)
         self._filled.set()
         if not self._ended:

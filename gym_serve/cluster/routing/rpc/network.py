@@ -44,7 +44,6 @@ class Directory:
         self._prefix = f"{application}/{deployment}/"
 
     async def put(self, replica: str, address: Address) -> None:
-        """Publish where ``replica`` listens."""
         await asyncio.to_thread(kv_put, self._key(replica), msgspec.msgpack.encode(address))
 
     async def get(self, replica: str) -> Address | None:
@@ -61,7 +60,6 @@ class Directory:
         return {replica: address for replica, address in found if address is not None}
 
     async def remove(self, replica: str) -> None:
-        """Forget ``replica``."""
         await asyncio.to_thread(kv_delete, self._key(replica))
 
     def _key(self, replica: str) -> bytes:
