@@ -19,8 +19,7 @@ from typing import Any
 
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 
-CALLS = "gym_serve_calls"
-"""Calls that a replica works on, and those that wait at it."""
+CALLS = "gym_serve_calls"  # calls that a replica works on, and those that wait at it
 
 SESSIONS = "gym_serve_sessions"
 """Live sessions of a replica, and calls there that belong to none: sessions being opened, episodes."""

@@ -24,8 +24,7 @@ from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import AutoscalingOptions, Graph, GraphSpec, Node, ServerOptions
 from gym_serve.types.errors import GraphError
 
-GATEWAY = "gateway"
-"""Name of the deployment that is every application's ingress."""
+GATEWAY = "gateway"  # name of the deployment that is every application's ingress
 
 _GATEWAY_DEFAULTS = {
     "num_cpus": 0,  # it must always fit beside the servers
@@ -80,9 +79,7 @@ def build(
     """The application of a resolved graph.
 
     Args:
-        graph: the graph.
         owned: whether it belongs to a run, and ends with it (`gym_serve.cluster.ownership`).
-        shipped: what `gym_serve.cluster.code.ship` has uploaded.
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token; or Ray has none.
@@ -167,11 +164,7 @@ def _options(name: str, options: ServerOptions, given: Mapping[str, Any], policy
         deployment.setdefault("num_replicas", 1)
     else:
         deployment["autoscaling_config"] = _autoscaling(scaling, policy)
-    return {
-        **deployment,
-        "ray_actor_options": actor,
-        "logging_config": {"enable_access_log": False},
-    }
+    return {**deployment, "ray_actor_options": actor, "logging_config": {"enable_access_log": False}}
 
 
 def _measure(node: Node) -> str:
@@ -186,13 +179,7 @@ def _autoscaling(given: AutoscalingOptions, policy: str) -> AutoscalingConfig:
 
 
 def _fingerprint(arguments: Any, handles: list[str]) -> str:
-    """Version of a deployment: it changes if, and only if, its replicas must restart.
-
-    Of a class it has the name, as the same class is the same everywhere; its source comes in by `code_hash`.
-
-    It is the same in every process, unlike a pickle, whose sets have no order. Serve options are left
-    out, as Serve compares those itself.
-    """
+    """Version of a deployment: it changes if, and only if, its replicas must restart."""
     return hashlib.sha256(orjson.dumps([arguments, handles], default=_plain, option=_PLAIN)).hexdigest()
 
 

@@ -70,10 +70,6 @@ _EXCEPTION = re.compile(r"\n[ ]+[^\n]*\n(?=[^ \n])")
 
 
 def reason(message: str) -> str:
-    """Why a deploy failed, in one line: the exception, if the message ends in a traceback.
-
-    Args:
-        message: of an application or of a deployment.
-    """
+    """Why a deploy failed, in one line: the exception, if the message ends in a traceback."""
     first, *problems = _EXCEPTION.split(message.strip())[-1].splitlines() or [""]
     return f"{first} {'; '.join(line.strip().removeprefix('- ') for line in problems)}".strip()

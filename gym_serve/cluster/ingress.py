@@ -40,13 +40,7 @@ _LOOK_SECONDS = 3.0  # between two looks whether this replica leaves
 
 
 class Description(NamedTuple):
-    """A running graph.
-
-    Attributes:
-        public: the graph without secrets.
-        default_agent: agent of the rows that name none.
-        owned: whether it belongs to a run.
-    """
+    """A running graph."""
 
     public: dict[str, Any]
     default_agent: str | None
@@ -83,7 +77,6 @@ async def _refuse_upgrade(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """ASGI's lifespan protocol, in which nothing is to be done."""
     while True:
         event = (await receive())["type"]
         await send({"type": f"{event}.complete"})
@@ -93,10 +86,6 @@ async def _live(receive: Receive, send: Send) -> None:
 
 class Ingress:
     """The deployment, and the `Host` of its gateway.
-
-    Args:
-        graph: the outline of the graph.
-        handles: the deployments of its servers, by name.
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token.
@@ -145,16 +134,13 @@ class Ingress:
         return await health(self._graph.nodes)
 
     async def reports(self, op: str) -> dict[str, list[JSON]]:
-        """See `Host.reports`."""
         servers = [name for name, node in self._graph.nodes.items() if node.url is None]
         return await reports_of(self._application, servers, op)
 
     async def ask(self, call: Call) -> tuple[list[tuple[str, JSON]], list[str]]:
-        """See `Host.ask`."""
         return await self._replicas.ask(call)
 
     async def tell(self, name: str, call: Call) -> Reply:
-        """See `Host.tell`."""
         return await self._replicas.tell(name, call)
 
     def leaving(self) -> bool:
@@ -170,11 +156,9 @@ class Ingress:
             self._leaving = await asyncio.to_thread(is_leaving, *self._names)
 
     async def updates(self, model: str) -> int | None:
-        """See `Host.updates`."""
         return await asyncio.to_thread(WeightStore(self._application).updates, model)
 
     def steering(self, model: str) -> Replicated:
-        """See `Host.steering`."""
         check_reach(self.gateway.public, model)
         return Replicated(self._application, model)
 
@@ -186,17 +170,13 @@ class Replicated(NamedTuple):
     model: str
 
     async def hold(self, mode: HoldMode) -> None:
-        """See `Steering.hold`."""
         await hold(self.application, self.model, mode)
 
     async def release(self) -> None:
-        """See `Steering.release`."""
         await release(self.application, self.model)
 
     async def set_version(self, version: str) -> None:
-        """See `Steering.set_version`."""
         await update_weights(self.application, self.model, version)
 
     async def change(self, changes: JSON) -> None:
-        """See `Steering.change`."""
         await asyncio.to_thread(reconfigure, self.application, self.model, changes)

@@ -64,8 +64,6 @@ def kubernetes_objects(source: GraphSource, graph: Graph, *, image: str, size: P
     Args:
         source: the graph as it was read. Its variables stay variables: pods get them from a Secret.
         graph: the same, resolved: how many replicas there are, and what each needs.
-        image: an image with gym_serve and what the graph's types need.
-        size: of a worker pod.
 
     Raises:
         GraphError: others in the cluster could use the graph without a token; Kubernetes takes no such name;
@@ -127,7 +125,6 @@ def secret_of(source: GraphSource) -> tuple[str, dict[str, bool]]:
 
 
 def _name(source: GraphSource) -> str:
-    """The application's name as Kubernetes takes one."""
     return source.name.lower().replace("_", "-")
 
 
@@ -226,7 +223,6 @@ def _needs(options: Mapping[str, Any]) -> tuple[_Kind, float]:
 
 
 def _size(group: tuple[_Kind, _Group]) -> tuple[float, int]:
-    """The most common kind first."""
     return group[0].gpus, len(group[0].resources)
 
 

@@ -16,16 +16,7 @@ from gym_serve.observe.logs import Level, Record, read_log
 
 
 class NodeLogs:
-    """The logs of some servers; each `read` goes on where the last one ended.
-
-    Args:
-        servers: graph and server.
-        level: the least level of a record.
-        rollout: only records of this rollout.
-
-    Attributes:
-        found: whether there were any files.
-    """
+    """The logs of some servers; each `read` goes on where the last one ended."""
 
     def __init__(
         self, servers: list[tuple[str, str]], *, level: Level = "debug", rollout: str | None = None
@@ -36,11 +27,6 @@ class NodeLogs:
         self._positions: dict[str, dict[str, int]] = {}
 
     def read(self, last: int | None = None) -> list[Record]:
-        """New records, by time.
-
-        Args:
-            last: only so many of each replica.
-        """
         here = node_address()
         asked: dict[str, Any] = {}
         answers: dict[str, tuple[list[Record], dict[str, int]]] = {}
@@ -72,6 +58,5 @@ def _read(
 
 
 def _machines() -> dict[str, str]:
-    """A node of each machine, by the machine's address."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeManagerAddress"]: node["NodeID"] for node in nodes if node["Alive"]}

@@ -36,16 +36,10 @@ _LOOKS = 4  # within a lease
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a run asks for.
+    """What a run asks for."""
 
-    Attributes:
-        owner: name of the run; None for one that only this process is part of.
-        lease_s: seconds for which the graph waits for another process of the run.
-        detached: whether it waits for ever.
-    """
-
-    owner: str | None = None
-    lease_s: float = 300.0
+    owner: str | None = None  # name of the run; None for one that only this process is part of
+    lease_s: float = 300.0  # seconds for which the graph waits for another process of the run
     detached: bool = False
 
 
@@ -53,10 +47,7 @@ class Claim(msgspec.Struct, frozen=True):
     """A process that holds a graph.
 
     Attributes:
-        id: random; no two claims have the same.
-        terms: of its run.
         worker, node: the process and its machine, as Ray names them.
-        process: the same for people.
     """
 
     id: str
@@ -66,21 +57,15 @@ class Claim(msgspec.Struct, frozen=True):
     process: str
 
     def is_alive(self) -> bool:
-        """Whether the process lives."""
         return worker_is_alive(self.worker, self.node)
 
     def holder(self) -> str:
-        """The process, and whether it lives, for a message."""
         run = "" if self.terms.owner is None else f"the run {self.terms.owner!r}, "
         return f"{run}{self.process}{'' if self.is_alive() else ', which is gone'}"
 
 
 class Ownership:
-    """The claim to one graph.
-
-    Args:
-        application: its name.
-    """
+    """The claim to one graph."""
 
     def __init__(self, application: str) -> None:
         self._key = f"owner of {application}".encode()
@@ -114,8 +99,6 @@ class Lease:
         """Whether to take the graph down.
 
         Args:
-            claim: the present claim.
-            alive: whether its holder lives.
             now: seconds on a steady clock.
         """
         if claim is None or alive or claim.terms.detached:
@@ -130,7 +113,6 @@ def watch(application: str, ended: threading.Event) -> None:
     """Take an application down once its lease is over. It blocks: give it a thread.
 
     Args:
-        application: its name.
         ended: set once it belongs to no run any more: then nothing is left to watch.
     """
     ownership, lease, pause = Ownership(application), Lease(), 0.0

@@ -29,10 +29,8 @@ def preflight(graph: Graph, *, checked: bool = False, shipped: Mapping[str, str]
     """What the connected cluster lacks for a graph: a line for each, with the server that needs it.
 
     Args:
-        graph: the graph.
         checked: True where all replicas will run on this machine with this process's Python, and
             `problems_here` has found nothing: only servers with a ``runtime_env`` are asked.
-        shipped: what `gym_serve.cluster.code.ship` has uploaded.
     """
     from gym_serve.cluster.serve_compat import most_resources, node_resources
 
@@ -87,8 +85,7 @@ def _ask(place: str, nodes: list[Node], environment: dict[str, Any]) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask = ray.remote(num_cpus=0)(_problems_of_pickled).options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=True),
-        runtime_env=environment,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=True), runtime_env=environment
     )
     pickled = [(_path(node), cloudpickle.dumps(node)) for node in nodes]  # type: ignore[no-untyped-call]
     return ask.remote(pickled)

@@ -18,8 +18,7 @@ from ray.util import metrics
 from gym_serve.observe.catalogue import METRICS
 from gym_serve.observe.metrics import Metric
 
-PUBLISH_SECONDS = 5.0
-"""How often a replica publishes: one that is killed loses what it recorded since."""
+PUBLISH_SECONDS = 5.0  # how often a replica publishes: one that is killed loses what it recorded since
 
 logger = logging.getLogger("gym_serve")
 
@@ -31,7 +30,6 @@ class RayPublisher:
         constant: labels of every series: ``graph``, ``server`` and ``replica``. A ``server`` that a metric
             names itself is another one in the same process, and holds.
         refresh: called before each publication, to set gauges to their present values.
-        metrics: what to publish.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class RayPublisher:
         self._task = asyncio.create_task(self._publish_for_ever())
 
     async def stop(self) -> None:
-        """Publish once more, and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

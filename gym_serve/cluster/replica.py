@@ -92,11 +92,7 @@ class Replica:
     """One replica of one server.
 
     Args:
-        name: the server.
-        nodes: its node, and those of all servers that it constructs or calls.
         handles: handles to the deployments of the servers that it references, by name.
-        traced: see `Graph.tracing`.
-        logs: see `Graph.logs`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -174,7 +170,6 @@ class Replica:
             await runner.server.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook for the load that its autoscaling uses."""
         return self._loads()
 
     def _loads(self) -> dict[str, float]:

@@ -32,19 +32,9 @@ _SECONDS = 2.0  # for a replica to answer about its episodes
 
 
 def report(
-    node: Node,
-    admission: Admission,
-    *,
-    sessions: int,
-    limit: int,
-    draining: bool,
-    loads: Mapping[str, float],
+    node: Node, admission: Admission, *, sessions: int, limit: int, draining: bool, loads: Mapping[str, float]
 ) -> JSON:
-    """The counts of one replica: of its calls, of live sessions, and the limit of calls at the same time.
-
-    Args:
-        loads: its loads as Serve's autoscaling gets them.
-    """
+    """The counts of one replica: of its calls, of live sessions, and the limit of calls at the same time."""
     scaling = node.options.autoscaling
     target = None if scaling is None else scaling.sessions or scaling.target_ongoing_requests
     by_sessions = scaling is not None and scaling.sessions is not None and node.kind == "resources"
@@ -77,15 +67,7 @@ async def reports_of(
     body: JSON | None = None,
     seconds: float = 5.0,
 ) -> dict[str, list[JSON]]:
-    """What all replicas answer, by server; a replica that does not answer is left out.
-
-    Args:
-        application: name of the application.
-        servers: names of its servers.
-        op: what they are asked: an operation that a replica answers itself.
-        body: with it.
-        seconds: how long to wait for each.
-    """
+    """What all replicas answer, by server; a replica that does not answer is left out."""
     names = list(servers)
     call = Call(op, b"" if body is None else encode(body))
     reports = await asyncio.gather(*(_server(application, name, call, seconds) for name in names))
@@ -109,12 +91,7 @@ async def _replica(address: Address, call: Call, seconds: float) -> JSON | None:
 
 
 class AgentReplicas:
-    """The replicas of an application that may run agents.
-
-    Args:
-        application: its name.
-        nodes: its servers.
-    """
+    """The replicas of an application that may run agents."""
 
     def __init__(self, application: str, nodes: Mapping[str, Node]) -> None:
         self._application = application
@@ -127,7 +104,6 @@ class AgentReplicas:
         ]
 
     async def ask(self, call: Call) -> tuple[list[tuple[str, JSON]], list[str]]:
-        """See `Host.ask`."""
         found = await asyncio.gather(*map(self._addresses, self._servers))
         places = {f"{server}.{replica}": a for server, all in found for replica, a in all.items()}
         answers = await asyncio.gather(*(self._answer(address, call) for address in places.values()))
@@ -136,7 +112,6 @@ class AgentReplicas:
         return told, silent
 
     async def tell(self, name: str, call: Call) -> Reply:
-        """See `Host.tell`."""
         server, _, replica = name.partition(".")
         address = await self._directory(server).get(replica) if server in self._servers else None
         reply = _LEFT if address is None else await self._answer(address, call)

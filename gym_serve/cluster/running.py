@@ -25,10 +25,6 @@ def start(name: str, deploy: Callable[[], object]) -> None:
 
     `serve.run` looks once a second, and says nothing.
 
-    Args:
-        name: its name.
-        deploy: tells Serve what to deploy, and returns at once.
-
     Raises:
         Unavailable: it did not start; says why.
     """
@@ -54,11 +50,7 @@ def reconfigure(name: str, server: str, changes: dict[str, Any]) -> None:
 
 
 def the_running(name: str) -> RunningVersion:
-    """What runs as an application now.
-
-    Raises:
-        NotFound: nothing does.
-    """
+    """What runs as an application now. Raises `NotFound`: nothing does."""
     found = running_version(name)
     if found is None:
         raise NotFound(f"no application {name!r} runs on this cluster")
@@ -85,7 +77,6 @@ def _wait(name: str) -> None:
 
 
 def _reasons(name: str) -> Iterator[str]:
-    """What each deployment of an application failed with."""
     application = serve.status().applications.get(name)
     for server, deployment in application.deployments.items() if application else ():
         if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY"):

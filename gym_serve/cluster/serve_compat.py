@@ -69,12 +69,10 @@ class MemberRouter(PowerOfTwoChoicesRequestRouter):
         self._members = members_of(deployment_id.app_name, deployment_id.name)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Learn which replicas run."""
         self._members.update(replica.replica_id.unique_id for replica in replicas)
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Forget a replica whose process is gone."""
         self._members.died(replica_id.unique_id)
         super().on_replica_actor_died(replica_id)
 
@@ -93,10 +91,8 @@ def autoscaling_config(policy: str, look_back_period_s: float = 30.0, **settings
     """Serve's autoscaling by a policy of ours.
 
     Args:
-        policy: ``module:function``.
         look_back_period_s: seconds over which the load is averaged; replicas report it three times within
             them, and at least every 10 seconds.
-        **settings: further ones of Serve.
     """
     with warnings.catch_warnings():
         # Serve means to replace this field by a variable of the environment, for all deployments together.
@@ -282,7 +278,6 @@ _NAMESPACE = b"gym_serve"
 
 
 def kv_put(key: bytes, value: bytes) -> None:
-    """Write an entry of the connected cluster's key-value store."""
     internal_kv._internal_kv_put(key, value, True, namespace=_NAMESPACE)
 
 
@@ -293,26 +288,17 @@ def kv_get(key: bytes) -> bytes | None:
 
 
 def kv_keys(prefix: bytes) -> list[bytes]:
-    """The keys with a prefix."""
     keys: list[bytes] = internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)
     return keys
 
 
 def kv_delete(key: bytes) -> None:
-    """Remove an entry."""
     internal_kv._internal_kv_del(key, namespace=_NAMESPACE)
 
 
 @dataclass(frozen=True)
 class RunningVersion:
-    """The deployments of an application, as Serve's controller knows them.
-
-    Attributes:
-        application: its name.
-        deployments: what Serve was given for each.
-        ingress: name of the one that answers HTTP.
-        route: its path.
-    """
+    """The deployments of an application, as Serve's controller knows them."""
 
     application: str
     deployments: list[Deployment]
@@ -373,9 +359,7 @@ def ignoring(file: Path) -> Callable[[Path], bool]:
 
 def upload_code(folder: Path) -> str:
     """Store a folder on the connected cluster; an URI of it for ``py_modules``, which is a hash of its files.
-
-    Raises:
-        Unavailable: the cluster does not take it.
+    Raises `Unavailable`: the cluster does not take it.
     """
     if _by_ray_client():  # it has no access to the store that a worker has
         with TemporaryDirectory() as scratch:
@@ -402,7 +386,6 @@ def _upload_archive(archive: bytes) -> str:
 
 
 def serve_is_running() -> bool:
-    """Whether a Serve instance runs on the connected cluster."""
     return _client() is not None
 
 
@@ -429,11 +412,7 @@ def forget_serve() -> None:
 
 
 def http_address() -> str:
-    """Base URL of the HTTP proxy, as this machine reaches it.
-
-    Raises:
-        Unavailable: Serve does not run.
-    """
+    """Base URL of the HTTP proxy, as this machine reaches it. Raises `Unavailable`: Serve does not run."""
     client = _client()
     if client is None:
         raise Unavailable("Serve does not run on this cluster")

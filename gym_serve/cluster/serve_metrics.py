@@ -29,13 +29,7 @@ _Labels = dict[str, str]
 
 
 class _Derived(Metric):
-    """A series of Serve's, calculated from ours.
-
-    Args:
-        kind: ``counter`` or ``gauge``.
-        name: Serve's name.
-        points: its present values, with their labels.
-    """
+    """A series of Serve's, calculated from ours."""
 
     def __init__(
         self, kind: str, name: str, help: str, points: Callable[[], Iterable[tuple[_Labels, float]]]
@@ -57,12 +51,7 @@ def serve_metrics(application: str, deployment: str, replica: str) -> tuple[Metr
     """Serve's series of a deployment, for the process of one of its replicas."""
     bounds = latency_bounds()
     here = {"deployment": deployment, "replica": replica, "application": application}
-    queue = {
-        "deployment": deployment,
-        "application": application,
-        "handle": "gym_serve",
-        "actor_id": replica,
-    }
+    queue = {"deployment": deployment, "application": application, "handle": "gym_serve", "actor_id": replica}
     return (
         _Derived(
             "counter",
@@ -100,13 +89,7 @@ def serve_metrics(application: str, deployment: str, replica: str) -> tuple[Metr
 def rebucketed(
     counts: Sequence[tuple[float, float]], total: float, bounds: Sequence[float]
 ) -> Iterator[float]:
-    """A histogram's cumulative counts at other bounds, interpolated in a bucket as Prometheus does.
-
-    Args:
-        counts: ascending upper bounds with the number of values up to each.
-        total: number of all values.
-        bounds: ascending bounds.
-    """
+    """A histogram's cumulative counts at other bounds, interpolated in a bucket as Prometheus does."""
     known = [bound for bound, _ in counts]
     for bound in bounds:
         at = bisect.bisect_left(known, bound)

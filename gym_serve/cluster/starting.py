@@ -32,12 +32,10 @@ exec BINARY -dS "$@"
 """
 
 
-START_LOG = "gym_serve.start"
-"""Name of the logger that tells each phase of a start, at level INFO."""
+START_LOG = "gym_serve.start"  # name of the logger that tells each phase of a start, at level INFO
 
 
-HTTP_PORT = 8000
-"""Serve's usual port."""
+HTTP_PORT = 8000  # Serve's usual port
 
 _PORTS = range(20_000, 30_000)
 """Below those that the kernel gives to connections (32768 and up on Linux), of which a starting Ray opens
@@ -45,10 +43,8 @@ hundreds: one of them could take the port before its server is up. And above tho
 
 
 def free_port(*usual: int) -> int:
-    """A port of loopback that nothing listens at: the usual one if it is free, else one at random.
-
-    Raises:
-        OSError: there is none.
+    """A port of loopback that nothing listens at: the usual one if it is free, else one at random. Raises
+    `OSError` if there is none.
     """
     for port in (*usual, *random.SystemRandom().sample(_PORTS, len(_PORTS))):
         with suppress(OSError):
@@ -58,10 +54,8 @@ def free_port(*usual: int) -> int:
 
 
 def check_port(port: int) -> None:
-    """Refuse a port of loopback at which something listens, which Serve would try for half a minute.
-
-    Raises:
-        Unavailable: it is in use, or this user may not listen there.
+    """Refuse a port of loopback at which something listens, which Serve would try for half a minute. Raises
+    `Unavailable` if it is in use, or this user may not listen there.
     """
     try:
         _bind(port)
@@ -134,9 +128,6 @@ def ray_environment(folder: Path) -> dict[str, str]:
 
     HAProxy takes the place of Serve's proxy if it is installed, which triples the rate of HTTP rollouts.
     A user who sets ``RAY_SERVE_ENABLE_HA_PROXY`` decides himself. His other variables take precedence, too.
-
-    Args:
-        folder: see `haproxy_folder`.
     """
     # Serve would kill a proxy that is not ready after 5 seconds.
     variables = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", **_haproxy(folder)}
@@ -171,16 +162,8 @@ def _haproxy(folder: Path) -> dict[str, str]:
 def try_twice(
     what: str, start: Callable[[], T], undo: Callable[[], object], is_own: Callable[[Exception], bool]
 ) -> T:
-    """Start something of Ray's, and start it again if it fails by itself.
-
-    Args:
-        what: its name, for the error.
-        start: starts it.
-        undo: takes away what is left of a start that has failed.
-        is_own: whether Ray itself failed, and not what it was asked for.
-
-    Raises:
-        Unavailable: it failed twice.
+    """Start something of Ray's, and start it again if it fails by itself. Raises `Unavailable` if it failed
+    twice.
     """
     try:
         return start()

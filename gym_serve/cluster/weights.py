@@ -54,8 +54,7 @@ __all__ = [
     "update_weights",
 ]
 
-_ALL = "weights/"
-"""Begins the operations that a call to any replica does on all of them."""
+_ALL = "weights/"  # begins the operations that a call to any replica does on all of them
 _UPDATE, _FETCH = f"{_ALL}update", f"{EACH}weights/fetch"
 
 _NAMESPACE = "gym_serve"
@@ -183,11 +182,7 @@ async def update_weights(
     """Give every replica of a model new weights, and store them for those that start later.
 
     Args:
-        application, model: the graph, and the model in it.
-        version: name of the weights.
-        path: where they lie.
         tensors: or their bytes; neither where the trainer has replaced them itself.
-        mode: what happens to running generations.
 
     Raises:
         GymError: the failure of a replica; others may have the new weights, and replicas that start later
@@ -230,10 +225,8 @@ async def hold(application: str, model: str, mode: HoldMode) -> None:
 
 
 async def release(application: str, model: str) -> None:
-    """Let the calls of a model begin again.
-
-    Raises:
-        GymError: the failure of a replica; the others answer calls.
+    """Let the calls of a model begin again. Raises `GymError`: the failure of a replica; the others answer
+    calls.
     """
     await asyncio.to_thread(WeightStore(application).hold, model, False)
     for reply in await tell_all(application, model, Call(RESUME)):
@@ -266,16 +259,13 @@ class StoredWeights(NamedTuple):
     """Weights of one model.
 
     Attributes:
-        serial: counts the updates of all models of the graph, from 1; the name of a version may come again.
-        version: their name.
-        path: their directory; None for tensors.
         tensors: the reference to their bytes in the object store, inside a list, as Ray would fetch it
             otherwise; empty if they have a path, or are elsewhere.
     """
 
-    serial: int
+    serial: int  # counts the updates of all models of the graph, from 1; the name of a version may come again
     version: str
-    path: str | None
+    path: str | None  # their directory; None for tensors
     tensors: list[Any]
 
 
@@ -287,20 +277,16 @@ class WeightStore:
         self._name = f"weights of {application}"
 
     def put(self, model: str, version: str, path: str | None, tensors: bytes | None) -> int:
-        """Make weights the current ones, until `rollback`: replicas that start now begin with them.
-
-        Returns:
-            the serial number of this update, for `commit` and `rollback`.
+        """Make weights the current ones, until `rollback`: replicas that start now begin with them. Returns
+        the serial number of this update, for `commit` and `rollback`.
         """
         serial: int = ray.get(self._made().put.remote(model, version, path, tensors))
         return serial
 
     def hold(self, model: str, held: bool) -> None:
-        """Note whether replicas that start now hold their calls."""
         ray.get(self._made().hold.remote(model, held))
 
     def held(self, model: str) -> bool:
-        """Whether a model is held."""
         return bool(self._ask("held", model))
 
     def commit(self, model: str, serial: int) -> None:
@@ -321,7 +307,6 @@ class WeightStore:
         return int(self._ask("updates", model) or 0)
 
     def delete(self) -> None:
-        """Drop the weights of all models of the graph."""
         if (store := self._actor()) is not None:
             ray.kill(store)
 

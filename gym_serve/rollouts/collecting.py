@@ -1,15 +1,11 @@
 """`collect`: rows to files; nothing is lost and no rollout is made twice, whatever interrupts it.
 
-It has four steps:
-
 1. All rows are checked and expanded into ``out_materialized_inputs.jsonl``, before anything runs.
-2. The `RolloutRunner` runs what the journal does not hold yet. Every result is in the journal before it is
-   counted.
+2. The `RolloutRunner` runs what the journal does not hold yet. Every result is in it before it is counted.
 3. If an environment compares the rollouts of a row, its rewards replace the verifier's (`GroupStage`).
 4. The metrics are computed from the files.
 
-Each step can be interrupted. When the run is resumed, the first and the last step start again, and the others
-continue.
+When an interrupted run is resumed, the first and the last step start again, and the others continue.
 """
 
 from __future__ import annotations
@@ -41,9 +37,8 @@ _SYNC_SECONDS = 1.0
 
 
 class RolloutBackend(Protocol):
-    """What runs the rollouts of a collection: a graph (`gym_serve.client.rollout_client`), or any function.
-
-    A subclass defines `run`; everything else has a default.
+    """What runs the rollouts of a collection: a graph (`gym_serve.client.rollout_client`), or any
+    function.
     """
 
     async def run(self, row: JSON, /) -> JSON:
@@ -59,7 +54,6 @@ class RolloutBackend(Protocol):
         return {}
 
     def prices(self) -> Mapping[str, Prices]:
-        """What tokens cost, by model server."""
         return {}
 
     async def comparer(self) -> Compare | None:
@@ -77,19 +71,12 @@ class RolloutBackend(Protocol):
 
 @dataclass(frozen=True)
 class Collection:
-    """What is collected, and how.
-
-    Attributes:
-        backend: runs the rollouts.
-        expansion: how rows become rollouts.
-        options: how attempts are run.
-        budget: what the run may use, its earlier processes included.
-    """
+    """What is collected, and how."""
 
     backend: RolloutBackend
     expansion: Expansion = field(default_factory=Expansion)
     options: RunnerOptions = field(default_factory=lambda: RunnerOptions(attempts=3))
-    budget: Budget = field(default_factory=Budget)
+    budget: Budget = field(default_factory=Budget)  # what the run may use, its earlier processes included
 
 
 @dataclass(frozen=True)
@@ -139,17 +126,14 @@ async def collect(
     Args:
         rows: rows, or the path of a JSONL file; read once, in another thread, before anything runs.
         output: the main file, e.g. ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; the others are beside it.
-        collection: what is collected.
-        resume: continue the run that ``output`` holds, if it holds one.
         retry_failed: resume, and make the rollouts again whose last attempt failed; each gets all of its
             attempts again. Earlier failures stay in the file of failures.
         skip_invalid: skip rows that cannot be used; without it, nothing starts if there is one.
         progress: called with the counts after every batch of results and of comparisons.
-        stop: once set, no further attempt starts; running ones may end.
 
     Raises:
-        InvalidRequest: there are rows that cannot be used (names all of them), or no rows at all.
-        InvalidRequest: a limit of the budget is not usable; see `Budget.check`.
+        InvalidRequest: there are rows that cannot be used (names all of them), or no rows at all; or a limit
+            of the budget is not usable.
         Conflict: ``output`` holds another run, is being written by another process, or was deleted,
             replaced or changed while this run wrote it.
         Unavailable: no space is left; every acknowledged result is in the files.
@@ -169,9 +153,7 @@ async def collect(
             await asyncio.to_thread(journal.forgive)
         tally.finish(journal.finished(collection.options.attempts))
         tally.begin()
-        operator_error, waiting = await _run(
-            journal, collection, tally, spending, progress=progress, stop=stop
-        )
+        error, waiting = await _run(journal, collection, tally, spending, progress=progress, stop=stop)
         done = tally.progress(tokens=spending.tokens, waiting=waiting)
         complete = not done.remaining
         stage = GroupStage(outputs, header.run, collection.options, spending, stop)
@@ -191,7 +173,7 @@ async def collect(
         spending.spent(),
         stage.problems.kept,
         None if complete else spending.exhausted,
-        None if complete else operator_error or stage.operator_error,
+        None if complete else error or stage.operator_error,
     )
 
 
@@ -203,15 +185,7 @@ async def check_run(
     resume: bool = False,
     skip_invalid: bool = False,
 ) -> None:
-    """Raise what `collect` would raise before it runs anything, without starting a graph.
-
-    Args:
-        rows: the path of a JSONL file.
-        output, collection, resume, skip_invalid: as for `collect`.
-
-    Raises:
-        InvalidRequest, Conflict, Unavailable, BadRequest: see `collect`.
-    """
+    """Raise what `collect` would raise before it runs anything, without starting a graph."""
     collection.budget.check(collection.backend.prices())
     inputs, outputs = Inputs(rows, collection.expansion, collection.backend.check), Outputs.of(output)
     new = [path for path in (outputs.rollouts, outputs.failures) if not _is_there(path)]
@@ -277,11 +251,6 @@ async def _run(
     progress: Callable[[Progress], None],
     stop: asyncio.Event | None,
 ) -> tuple[OperatorError | None, Waiting | None]:
-    """Run the remaining rollouts.
-
-    Returns:
-        the last operator error, and what the run waited for when it was stopped; None if there was none.
-    """
     attempts = collection.options.attempts
 
     def left() -> Iterator[list[JSON]]:

@@ -1,21 +1,12 @@
 """From rows to rollouts: prompt templates, agent, overrides, repeats, seeds, and the metadata that identify
-each.
+each (docs/formats.md, Metadata).
 
-Metadata (docs/formats.md, Metadata): ``_ng_task_index`` is the caller's, or is assigned in order of first
-appearance, so that identical rows share one; ``_ng_rollout_index`` counts the rollouts of a task;
-``_ng_rollout_id`` is ``"{task}-{rollout}"``, and is the episode's affinity key. A row with these keys is a
-*materialized* row.
+``_ng_task_index`` is the caller's, or is assigned in order of first appearance, so that identical rows share
+one; ``_ng_rollout_id`` is also the episode's affinity key. A row with these keys is a *materialized* row.
 
 Expansion is deterministic: the same rows with the same `Expansion` give the same rollouts in the same order;
 resuming relies on it. Tasks are numbered before a shard is taken, so shards of one data set never share an
 index.
-
-A prompt template substitutes the plain names of the row's top-level fields and nothing else: rows are data,
-so no attribute is looked up and no format specification is run. Literal braces are doubled.
-
-`Inputs` checks and expands all rows of a run into ``out_materialized_inputs.jsonl`` before anything runs, so
-a run with a bad row does not start. The run then reads from that file, so rows that can be iterated only
-once need no special case.
 """
 
 from __future__ import annotations
@@ -56,11 +47,10 @@ _FIELD = re.compile(r"[^\W\d][\w-]*")
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """Makes the ``input`` of a row.
+    """Makes the ``input`` of a row: a user's message, after a system message if there is one.
 
-    Attributes:
-        user: the user's message.
-        system: the system message before it, if any.
+    It substitutes the names of the row's top-level fields and nothing else: rows are data, so no attribute is
+    looked up and no format specification is run. Literal braces are doubled.
 
     Raises:
         InvalidRequest: a placeholder that is not a plain name, or a single brace; names all of them.
@@ -88,8 +78,7 @@ class PromptTemplate:
         """
         if isinstance(source, PromptTemplate):
             return source
-        where = "prompt template"
-        content: Any = source
+        where, content = "prompt template", source
         if isinstance(source, str | Path):
             where = str(source)
             try:
@@ -98,10 +87,8 @@ class PromptTemplate:
                 raise InvalidRequest(f"cannot read {where}: {error}") from error
         if not isinstance(content, Mapping) or not isinstance(content.get("user"), str):
             raise InvalidRequest(f"{where} must be a mapping with 'user' and optionally 'system'")
-        if unknown := sorted(map(str, content.keys() - {"user", "system"})):
-            raise InvalidRequest(
-                f"{where}: unknown keys {', '.join(unknown)}; a template has 'user' and 'system'"
-            )
+        if unknown := ", ".join(sorted(map(str, content.keys() - {"user", "system"}))):
+            raise InvalidRequest(f"{where}: unknown keys {unknown}; a template has 'user' and 'system'")
         if not isinstance(content.get("system"), str | None):
             raise InvalidRequest(f"{where}: 'system' must be a string")
         return cls(content["user"], content.get("system"))
@@ -113,24 +100,15 @@ class PromptTemplate:
         return list(dict.fromkeys(name for name in names if name))
 
     def apply(self, row: JSON) -> JSON:
-        """The row with the messages as its ``input``.
-
-        Raises:
-            InvalidRequest: the row has an input already, or lacks fields; names all of them.
-        """
+        """The row with the messages as its ``input``, which it must not have. Raises `InvalidRequest`."""
         params = params_of(row)
         if params.get("input"):
-            raise InvalidRequest(
-                "`responses_create_params.input` must be left out: the prompt template makes it"
-            )
+            problem = "`responses_create_params.input` must be left out: the prompt template makes it"
+            raise InvalidRequest(problem)
         return {**row, "responses_create_params": {**params, "input": self.messages(row)}}
 
     def messages(self, row: JSON) -> list[JSON]:
-        """The messages for a row.
-
-        Raises:
-            InvalidRequest: the row lacks fields; names all of them.
-        """
+        """The messages for a row. Raises `InvalidRequest`, which names all fields that the row lacks."""
         if missing := [name for name in self.fields if name not in row]:
             raise InvalidRequest(
                 f"the prompt template needs the keys {', '.join(missing)}; the row has {', '.join(row)}"
@@ -150,18 +128,11 @@ class PromptTemplate:
 
 
 def params_of(row: JSON) -> JSON:
-    """The ``responses_create_params`` of a row; empty where it has none.
-
-    Raises:
-        InvalidRequest: they are not an object.
-    """
+    """The ``responses_create_params`` of a row; empty where it has none. Raises `InvalidRequest`."""
     params = row.get("responses_create_params") or {}
     if not isinstance(params, dict):
         raise InvalidRequest("`responses_create_params` must be a JSON object")
     return params
-
-
-_AGENT_TYPE = "responses_api_agents"
 
 
 @dataclass(frozen=True)
@@ -169,28 +140,24 @@ class Expansion:
     """How rows become rollouts.
 
     Attributes:
-        agent: the agent of all rows; None for each row's ``agent_ref.name``.
-        default_agent: the agent of rows that name none.
         repeats: rollouts per row; one number, or a number per agent: ``{"agent": 8, "_default": 1}``.
         seed: sampling seed of a row's first rollout; each further rollout has the next number. It is sent in
             ``metadata.extra_body``. None for no seed.
-        limit: how many rows to use at most.
         shard: ``(i, n)``: the i-th of n parts, 1 <= i <= n; identical rows are in one part.
         params: keys that override those of every row's ``responses_create_params``.
-        prompt: makes the ``input`` of the rows, which must not have one.
 
     Raises:
         InvalidRequest: a value is out of its range.
     """
 
-    agent: str | None = None
+    agent: str | None = None  # the agent of all rows; None for each row's ``agent_ref.name``
     default_agent: str | None = None
     repeats: int | Mapping[str, int] = 1
     seed: int | None = None
     limit: int | None = None
     shard: tuple[int, int] | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    prompt: PromptTemplate | None = None
+    prompt: PromptTemplate | None = None  # makes the ``input`` of the rows, which must not have one
 
     def __post_init__(self) -> None:
         counts = [self.repeats] if isinstance(self.repeats, int) else self.repeats.values()
@@ -206,7 +173,6 @@ class Expansion:
         return self.agent or agent_name(row) or self.default_agent or None
 
     def to_json(self) -> JSON:
-        """The settings as JSON, to compare those of two runs."""
         return asdict(self)
 
 
@@ -222,12 +188,8 @@ def expand(
     """The materialized rows of each usable row; the given rows are not changed.
 
     Args:
-        rows: rows, or the path of a JSONL file.
-        expansion: how rows become rollouts.
         problem: called with each row that is skipped and why; it may raise.
         check: raises a `GymError` for a row that cannot be run; the row is complete except for its metadata.
-        note: called with anything harmless but worth knowing.
-        unique: skip a row whose own metadata identify a rollout of an earlier row.
     """
     numbering = _Numbering(unique=unique)
     unused = set() if isinstance(expansion.repeats, int) else set(expansion.repeats) - {"_default"}
@@ -242,9 +204,9 @@ def expand(
             repeats = _repeats(prepared, expansion)
             unused.discard(expansion.agent_of(prepared))
             task = numbering.task(row)
+            own_id = row.get("_ng_rollout_id") if repeats == 1 else None
             indices = numbering.rollouts(task, row, repeats)
-            given = row.get("_ng_rollout_id") if repeats == 1 else None
-            materialized = [_materialized(prepared, task, i, given, expansion.seed) for i in indices]
+            materialized = [_materialized(prepared, task, i, own_id, expansion.seed) for i in indices]
         except GymError as error:
             problem(f"{where}: {error.message}")
             continue
@@ -300,13 +262,8 @@ def _without_endpoint(row: JSON) -> JSON:
 
 
 def _storable(row: JSON) -> JSON:
-    """A row as a run's file may hold it.
-
-    Raises:
-        ValueError: its endpoint has a key, which is written to no file and would be missing later.
-    """
     endpoint = endpoint_of(row)
-    if endpoint is not None and (endpoint.api_key or endpoint.headers):
+    if endpoint is not None and (endpoint.api_key or endpoint.headers):  # they are written to no file
         raise ValueError(
             f"`{MODEL_FIELD}` must have no `api_key` and no `headers` where rollouts are collected into "
             "files; give them as `endpoint=`"
@@ -315,18 +272,16 @@ def _storable(row: JSON) -> JSON:
 
 
 def _prepared(row: JSON, expansion: Expansion) -> JSON:
-    """The row with its agent, prompt and overrides."""
     prepared = dict(row)
     if (endpoint := endpoint_of(row)) is not None:
         prepared[MODEL_FIELD] = endpoint  # an object that no writer can store by mistake
-    agent = expansion.agent_of(row)
-    if agent is not None:
+    if (agent := expansion.agent_of(row)) is not None:
         ref = row.get("agent_ref")
-        prepared["agent_ref"] = {"type": _AGENT_TYPE, **(ref if isinstance(ref, dict) else {}), "name": agent}
+        own = ref if isinstance(ref, dict) else {}
+        prepared["agent_ref"] = {"type": "responses_api_agents", **own, "name": agent}
     prepared = with_prompt(prepared) if expansion.prompt is None else expansion.prompt.apply(prepared)
-    if not expansion.params:
-        return prepared
-    prepared["responses_create_params"] = {**params_of(prepared), **expansion.params}
+    if expansion.params:
+        prepared["responses_create_params"] = {**params_of(prepared), **expansion.params}
     return prepared
 
 
@@ -340,14 +295,13 @@ def _repeats(row: JSON, expansion: Expansion) -> int:
     return repeats
 
 
-def _materialized(row: JSON, task: int, rollout: int, given: Any, seed: int | None) -> JSON:
-    materialized = {
-        **row,
+def _materialized(row: JSON, task: int, rollout: int, own_id: Any, seed: int | None) -> JSON:
+    ids = {
         "_ng_task_index": task,
         "_ng_rollout_index": rollout,
-        "_ng_rollout_id": given or f"{task}-{rollout}",
+        "_ng_rollout_id": own_id or f"{task}-{rollout}",
     }
-    return materialized if seed is None else _seeded(materialized, seed + rollout)
+    return {**row, **ids} if seed is None else _seeded({**row, **ids}, seed + rollout)
 
 
 def _seeded(row: JSON, seed: int) -> JSON:
@@ -366,22 +320,14 @@ def _seeded(row: JSON, seed: int) -> JSON:
 
 
 class Inputs:
-    """The rows of a run.
-
-    Args:
-        rows: rows, or the path of a JSONL file.
-        expansion: how they become rollouts.
-        check: raises a `GymError` for a row that the graph cannot run.
-
-    Attributes:
-        problems: what is wrong with them.
-        rollouts: how many there are; known once they are written.
+    """The rows of a run: checked and expanded into ``out_materialized_inputs.jsonl`` before anything runs, so
+    that a run with a bad row does not start, and rows that can be iterated only once need no special case.
     """
 
     def __init__(self, rows: Rows, expansion: Expansion, check: Callable[[JSON], None]) -> None:
         self.rows = rows
         self.problems = Problems()
-        self.rollouts = 0
+        self.rollouts = 0  # how many there are; known once they are written
         self._expansion = expansion
         self._check = check
         self._drawn = 0
@@ -389,7 +335,6 @@ class Inputs:
 
     @property
     def source(self) -> str:
-        """Where the rows come from, for people."""
         return str(self.rows) if isinstance(self.rows, str | Path) else "rows of the caller"
 
     def write(self, path: Path | None, *, skip_invalid: bool) -> Generator[None, None, None]:
@@ -397,39 +342,38 @@ class Inputs:
 
         Args:
             path: the file to write; None to check and count only.
-            skip_invalid: skip rows that cannot be used.
 
         Raises:
             InvalidRequest: there are rows that cannot be used, or no rows at all.
         """
-        self.rollouts = 0
+        rows = self.rows if isinstance(self.rows, str | Path) else self._digested(self.rows)
+        problems, self.rollouts = self.problems, 0
+        groups = expand(
+            rows,
+            self._expansion,
+            problem=problems.add,
+            check=self.check_row,
+            note=problems.notes.append,
+            unique=True,
+        )
         with nullcontext() if path is None else replacing(path) as file:
-            for group in expand(
-                self._watched(),
-                self._expansion,
-                problem=self.problems.add,
-                check=self.check_row,
-                note=self.problems.notes.append,
-                unique=True,
-            ):
+            for group in groups:
                 try:
                     storable = map(_storable, group if file is not None else ())
                     lines = b"".join(map(readable_line, storable))
                 except ValueError as error:
-                    self.problems.add(f"task {group[0]['_ng_task_index']}: {error}")
+                    problems.add(f"task {group[0]['_ng_task_index']}: {error}")
                     continue
                 if file is not None:
                     file.write(lines)
                 self.rollouts += len(group)
                 yield
             if not skip_invalid:
-                self.problems.raise_if_any(
-                    f"{self.problems.count} rows cannot be used, so nothing was started"
-                )
+                problems.raise_if_any(f"{problems.count} rows cannot be used, so nothing was started")
             if not self.rollouts and self._expansion.shard is None:
-                self.problems.raise_if_any(f"{self.source}: no row can be used")
-                self.problems.add(f"{self.source}: empty")
-                self.problems.raise_if_any("there are no rows, so nothing was started")
+                problems.raise_if_any(f"{self.source}: no row can be used")
+                problems.add(f"{self.source}: empty")
+                problems.raise_if_any("there are no rows, so nothing was started")
 
     def fingerprint(self) -> JSON:
         """Identifies the rows: those of a file as it is stored, other rows as they were read."""
@@ -437,30 +381,20 @@ class Inputs:
             return fingerprint(Path(self.rows))
         return {"rows": self._drawn, "digest": self._digest.hexdigest()}
 
-    def _watched(self) -> Rows:
-        """The rows; the fingerprint of the caller's rows is computed on the way."""
-        if isinstance(self.rows, str | Path):
-            return self.rows
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._drawn = 0
-        rows: Iterable[Any] = self.rows
-        return map(self._seen, rows)
-
-    def _seen(self, row: JSON) -> JSON:
-        try:
-            content = orjson.dumps(_without_endpoint(row))
-        except TypeError:
-            content = repr(row).encode("utf-8", "replace")
-        self._digest.update(content)
-        self._drawn += 1
-        return row
+    def _digested(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """The caller's rows; their fingerprint is computed on the way."""
+        self._digest, self._drawn = hashlib.blake2b(digest_size=16), 0
+        for row in rows:
+            try:
+                content = orjson.dumps(_without_endpoint(row))
+            except TypeError:
+                content = repr(row).encode("utf-8", "replace")
+            self._digest.update(content)
+            self._drawn += 1
+            yield row
 
     def check_row(self, row: JSON) -> None:
-        """Check one row against the row format and the graph.
-
-        Raises:
-            GymError: the row cannot be run.
-        """
+        """Check one row against the row format and the graph. Raises `GymError`: the row cannot be run."""
         check_row(row)
         self._check(row)
 
@@ -478,13 +412,7 @@ async def checked_groups(
     """The materialized rows of each row. A file is checked as a whole before its first row is returned.
 
     Rows of the caller are read one by one, so only a row that cannot be expanded is an error; a row that the
-    graph cannot run becomes a failed rollout.
-
-    Args:
-        rows: rows, or the path of a JSONL file.
-        expansion: how they become rollouts.
-        check: raises a `GymError` for a row that the graph cannot run.
-        skip_invalid: skip rows that cannot be used.
+    graph cannot run (``check`` raises a `GymError`) becomes a failed rollout.
 
     Raises:
         InvalidRequest: there are rows that cannot be used; for a file, names all of them.

@@ -1,12 +1,10 @@
 """`GroupFeed`: groups are made ahead of a trainer, which takes one at a time while its policy changes.
 
 It is the thin asyncio shell around `StalenessBook` (which group begins, which one is taken, what a new
-version means), `GroupBook` (when a group is settled) and `RolloutRunner` (attempts and retries). `run` makes
-groups, `take` hands them out; both are used on one event loop, and the trainer's may be another.
+version means), `GroupBook` (when a group is settled) and `RolloutRunner` (attempts and retries).
 
 The version is asked for, not told: another process may have replaced the weights. It is asked before every
-group that is taken, so that the bound holds then, and at least once a second, so that what became too old is
-cancelled soon.
+group that is taken, so that the bound holds then, and at least once a second.
 """
 
 from __future__ import annotations
@@ -62,16 +60,9 @@ class Handover:
 
 
 class GroupFeed:
-    """Groups of rollouts of one row each.
+    """Groups of rollouts of one row each: `run` makes them, `take` hands them out, both on one event loop.
 
-    Args:
-        draw: the rows, as jobs: ``size`` + ``oversample`` for each group.
-        run: runs one episode.
-        options: how groups are made.
-        stream: how far they may run ahead.
-        runner_options: how attempts are run.
-        version: tells how often the policy's weights were replaced, counted from anywhere.
-        compare: the group reward of the environment.
+    ``version`` tells how often the policy's weights were replaced, counted from anywhere.
     """
 
     def __init__(
@@ -111,7 +102,6 @@ class GroupFeed:
 
     @property
     def counts(self) -> StreamCounts:
-        """What became of the groups so far."""
         return StreamCounts(self._begun, self._taken, len(self._ready), dict(+self._dropped))
 
     async def run(self) -> None:
@@ -144,7 +134,7 @@ class GroupFeed:
 
         Raises:
             InvalidRequest: rows that cannot be used.
-            OperatorError: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`.
+            OperatorError: see `RunnerOptions.max_failures`.
         """
         self._fresh.waiting += 1
         self._woken.set()
@@ -203,11 +193,9 @@ class GroupFeed:
             self._runner.scheduler.add(job)
 
     def _end(self, job: Job, rollout: Any) -> None:
-        failed = is_failure(rollout)
-        if not failed:
+        if not (failed := is_failure(rollout)):
             self._fresh.scored(job.group)
-        settled = self._book.ended(job, rollout, failed=failed)
-        if settled is not None:
+        if (settled := self._book.ended(job, rollout, failed=failed)) is not None:
             self._settle(job.group, *settled)
 
     def _settle(self, number: int, group: Group, stragglers: Iterable[Job]) -> None:
@@ -233,8 +221,7 @@ class GroupFeed:
         self._told.set()
 
     def _hand_over(self, number: int, handover: Handover) -> Group:
-        place = self._fresh.take(number)
-        version = self._fresh.version
+        place, version = self._fresh.take(number), self._fresh.version
         group, jobs = self._ready.pop(number), self._jobs.pop(number)
         handover.number, handover.version, handover.place = number, version, place
         handover.group, handover.jobs = group, jobs
@@ -252,15 +239,15 @@ class GroupFeed:
     async def _look(self) -> None:
         async with self._looking:
             try:
-                found = await self._version()
+                version = await self._version()
             except Retryable as error:  # it cannot be asked just now; at the next look it can
                 logger.debug("the version of the policy is not known: %s", error)
                 return
             if self._seen is None:
-                self._seen = found
+                self._seen = version
             # A count that begins again, as the cluster has lost it, means new weights as well.
-            changes = found - self._seen if found >= self._seen else 1
-            self._seen = found
+            changes = version - self._seen if version >= self._seen else 1
+            self._seen = version
             if changes:
                 self._change(self._fresh.version + changes)
 

@@ -26,12 +26,12 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import orjson
@@ -61,10 +61,7 @@ _CHUNK = 16 * 1024  # small, because what follows a frame in its chunk is copied
 class Codec:
     """How lines are stored in a file that is appended to.
 
-    Attributes:
-        encode: a line with its newline, as it is stored.
-        frames: the complete frames of a file: where each ends, and its decoded bytes. What the
-            last one leaves over is torn.
+    ``frames`` are the complete frames of a file: where each ends, and its decoded bytes.
     """
 
     encode: Callable[[bytes], bytes]
@@ -72,15 +69,12 @@ class Codec:
 
 
 def codec_of(path: Path) -> Codec:
-    """The codec that the file's name asks for."""
     return _CODECS.get(path.suffix, _PLAIN)
 
 
 def open_decompressed(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed if its name says that it is compressed.
-
-    Raises:
-        OSError: it cannot be opened. Damaged contents raise one of `CORRUPT` on reading.
+    """Open a file for reading, decompressed if its name says that it is compressed. Damaged contents raise
+    one of `CORRUPT` on reading.
     """
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
@@ -155,13 +149,9 @@ def _members(new: Callable[[], Any]) -> Callable[[BinaryIO], Iterator[tuple[int,
     return frames
 
 
-def _gzip(line: bytes) -> bytes:
-    return gzip.compress(line, compresslevel=6, mtime=0)
-
-
 _PLAIN = Codec(lambda line: line, _lines)
 _CODECS = {
-    ".gz": Codec(_gzip, _members(lambda: zlib.decompressobj(wbits=31))),
+    ".gz": Codec(partial(gzip.compress, compresslevel=6, mtime=0), _members(partial(zlib.decompressobj, 31))),
     ".zst": Codec(zstd.compress, _members(zstd.ZstdDecompressor)),
 }
 
@@ -171,12 +161,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of writing ``path`` into a `GymError`.
-
-    Raises:
-        Unavailable: no space is left.
-        BadRequest: the path cannot be written.
-    """
+    """Turn an `OSError` of writing ``path`` into `Unavailable` (no space is left) or `BadRequest`."""
     try:
         yield
     except OSError as error:
@@ -190,21 +175,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_folder(path: Path) -> None:
-    """Check that the folder of a file exists. It is not created, because its name may be misspelt.
-
-    Raises:
-        BadRequest: the folder does not exist.
-    """
+    """Raise `BadRequest` if a file's folder does not exist. It is not made, as its name may be misspelt."""
     if not path.parent.is_dir():
         raise BadRequest(f"cannot write {path}: folder {path.parent} does not exist; create it first")
 
 
 def lock(file: BinaryIO, path: Path) -> None:
-    """Make this process the only writer of a run, until ``file`` is closed.
-
-    Raises:
-        Conflict: another process is writing it.
-        BadRequest: the file cannot be locked.
+    """Make this process the only writer of a run, until ``file`` is closed. Raises `Conflict` or
+    `BadRequest`.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,10 +196,7 @@ def lock(file: BinaryIO, path: Path) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Replace a file atomically: whenever the process dies, either the old or the new file is there.
 
-    The contents are compressed if the name says so.
-
-    Raises:
-        Unavailable, BadRequest: see `writing`.
+    The contents are compressed if the name says so. Raises as `writing` does.
     """
     partial = path.with_name(f".partial.{path.name}")
     with writing(path):
@@ -247,30 +222,34 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def fingerprint(path: Path) -> JSON:
-    """The length and a digest of a file, as it is stored.
+def replace_records(path: Path, records: Iterable[JSON]) -> Iterator[None]:
+    """Replace a file of records, in steps of one; it appears when it is complete."""
+    partial_file = path.with_name(f".partial.{path.name}")
+    with RecordFile(partial_file) as file:
+        file.clear()
+        for record in records:
+            file.append(record)
+            yield
+        file.sync()
+    with writing(path):
+        os.replace(partial_file, path)
+        sync_directory(path.parent)
 
-    Raises:
-        InvalidRequest: it cannot be read.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    length = 0
+
+def fingerprint(path: Path) -> JSON:
+    """The length and a digest of a file, as it is stored. Raises `InvalidRequest` if it cannot be read."""
     try:
         with open(path, "rb") as file:
+            digest = hashlib.blake2b(digest_size=16)
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
-                length += len(chunk)
+            return {"bytes": file.tell(), "digest": digest.hexdigest()}
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    return {"bytes": length, "digest": digest.hexdigest()}
 
 
 def readable_line(record: JSON, spare: int = 0) -> bytes:
-    """A record as a line that every reader of such files accepts.
-
-    Args:
-        record: the record.
-        spare: bytes to leave free, for keys that are added later.
+    """A record as a line that every reader of such files accepts, with ``spare`` bytes left free for keys.
 
     Raises:
         ValueError: the line is longer than `MAX_ROW_BYTES`, or nested too deeply.
@@ -288,21 +267,13 @@ def readable_line(record: JSON, spare: int = 0) -> bytes:
 
 def read_records(path: Path) -> Iterator[JSON]:
     """The complete records of a file, also while another process appends; none if the file does not exist.
-
-    Raises:
-        Conflict: the file is damaged before its end.
+    Raises `Conflict`: the file is damaged before its end.
     """
-    for _, record in _complete(path):
-        yield record
+    return (record for _, record in _complete(path))
 
 
 class RecordFile:
     """A file of records, open for appending.
-
-    Args:
-        path: the file; created if it does not exist, in a folder that does.
-        exclusive: whether to be the only writer; see `lock`.
-        spare: see `readable_line`.
 
     Raises:
         Conflict: another process is writing the file.
@@ -329,7 +300,6 @@ class RecordFile:
 
     @property
     def size(self) -> int:
-        """Its length in bytes."""
         return self._end
 
     def recover(self) -> Iterator[JSON]:
@@ -341,11 +311,8 @@ class RecordFile:
         self._cut(complete)
 
     def append(self, record: JSON) -> None:
-        """Add a record.
-
-        Raises:
-            TypeError, ValueError: see `readable_line`.
-            Unavailable: no space is left. The file then ends with the previous record.
+        """Add a record. Raises what `readable_line` does, and `Unavailable` where no space is left: the file
+        then ends with the previous record.
         """
         data = memoryview(self._codec.encode(readable_line(record, self._spare)))
         written = 0
@@ -359,7 +326,6 @@ class RecordFile:
         self._end += written
 
     def clear(self) -> None:
-        """Remove all records."""
         self._cut(0)
 
     def sync(self) -> None:
@@ -370,33 +336,25 @@ class RecordFile:
             self._synced = end
 
     def check(self) -> None:
-        """Check that the path still leads to this file, and that no other program has written it.
-
-        Raises:
-            Conflict: the file was deleted, replaced, or changed by another program.
-        """
+        """Raise `Conflict` if the file was deleted, replaced, or changed by another program."""
         own = os.fstat(self._file.fileno())
         try:
             there = os.stat(self.path)
         except OSError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
-            raise Conflict(
-                f"{self.path} was {'deleted' if there is None else 'replaced'} while this run wrote it"
-            )
+            change = "deleted" if there is None else "replaced"
+            raise Conflict(f"{self.path} was {change} while this run wrote it")
         if own.st_size != self._end:
             raise Conflict(f"{self.path} was changed by another program while this run wrote it")
 
     def close(self) -> None:
-        """Close it, and give up the lock."""
         self._file.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _cut(self, end: int) -> None:
@@ -434,9 +392,8 @@ _STEPS_PER_CALL = 500  # steps between two chances to be cancelled
 
 
 async def run_in_threads(steps: Generator[None, None, None]) -> None:
-    """Run a long generator in worker threads, without blocking the event loop.
-
-    When the task is cancelled, the generator is closed after its current steps.
+    """Run a long generator in worker threads; it is closed after its current steps where the task is
+    cancelled.
     """
 
     def some() -> bool:

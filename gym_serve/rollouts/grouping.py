@@ -7,12 +7,11 @@ A group starts more rollouts than it needs, ``size`` + ``oversample``, and is se
 - its deadline has passed, counted from the start of its first attempt, or
 - the run ends before all of its rollouts were started (its budget is spent), unless ``size`` of them are.
 
-The rollouts that still run then are stragglers, which the caller cancels. Which rollouts are used depends on
-how long they take, so oversampling favours short ones: keep it small where length and reward are correlated.
+The rollouts that still run then are stragglers, which the caller cancels. Oversampling favours short
+rollouts: keep it small where length and reward are correlated.
 
-Group rewards come from the environment's ``compare``. The collector calls it when a group is settled
-(docs/formats.md, Groups), and ``verify`` never does: a verifier that waits for its group would hold every
-episode of it open, and would wait forever for one that failed.
+Group rewards come from the environment's ``compare``, which the collector calls when a group is settled
+(docs/formats.md, Groups). ``verify`` never does: it would wait forever for a rollout that failed.
 """
 
 from __future__ import annotations
@@ -33,15 +32,12 @@ class GroupOptions:
     """How groups are made.
 
     Attributes:
-        size: rollouts of a group.
-        oversample: rollouts started beyond that.
-        quorum: the fewest rollouts of a usable group; by default ``size``.
         deadline: seconds after which a group is settled with the rollouts that it has; None for no limit.
     """
 
     size: int
     oversample: int = 0
-    quorum: int | None = None
+    quorum: int | None = None  # the fewest rollouts of a usable group; by default ``size``
     deadline: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +50,6 @@ class GroupOptions:
 
     @property
     def needed(self) -> int:
-        """The fewest rollouts of a usable group."""
         return self.size if self.quorum is None else self.quorum
 
 
@@ -80,9 +75,7 @@ class Group:
 
     @property
     def task_index(self) -> int:
-        """``_ng_task_index`` of the row."""
-        index: int = self.row["_ng_task_index"]
-        return index
+        return int(self.row["_ng_task_index"])
 
 
 @dataclass
@@ -97,11 +90,7 @@ class _Open:
 
 
 class GroupBook:
-    """The groups that are not settled.
-
-    Args:
-        options: how groups are made.
-    """
+    """The groups that are not settled."""
 
     def __init__(self, options: GroupOptions) -> None:
         self._options = options
@@ -121,10 +110,8 @@ class GroupBook:
         group.started = True
 
     def ended(self, job: Job, rollout: JSON, *, failed: bool) -> tuple[Group, list[Job]] | None:
-        """A job has its result, which counts unless its group is settled already.
-
-        Returns:
-            the group and its stragglers, if this result settles it.
+        """A job has its result, which counts unless its group is settled already. Returns the group and its
+        stragglers, if this result settles it.
         """
         group = self._open.get(job.group)
         if group is None or job.number not in group.jobs:
@@ -134,10 +121,8 @@ class GroupBook:
         return self._settled(job.group) if self._is_decided(group) else None
 
     def dropped(self, jobs: list[Job]) -> list[tuple[Group, list[Job]]]:
-        """Jobs are dropped without a result, because the run ends.
-
-        Returns:
-            the groups that this settles, with their stragglers; groups that were not started are discarded.
+        """Jobs are dropped without a result, because the run ends. Returns the groups that this settles, with
+        their stragglers; groups that were not started are discarded.
         """
         for job in jobs:
             group = self._open.get(job.group)
@@ -185,9 +170,7 @@ class GroupBook:
         group = self._open.pop(number)
         rollouts = [Rollout(group.rollouts[key]) for key in sorted(group.rollouts)]
         failures = [Rollout(group.failures[key]) for key in sorted(group.failures)]
-        reason = None
-        if len(rollouts) < self._options.size:
-            reason = self._reason(group, late)
+        reason = None if len(rollouts) == self._options.size else self._reason(group, late)
         usable = len(rollouts) >= self._options.needed
         return Group(group.row, rollouts, failures, usable, reason), list(group.jobs.values())
 
@@ -205,31 +188,27 @@ class GroupBook:
 
 
 def _detail(failures: list[JSON], kind: str) -> str:
-    """The message of one failure of a kind."""
     failure = next(f.get("failure") for f in failures if f["_ng_failure_class"] == kind)
     return str(failure.get("detail") if isinstance(failure, dict) else "no detail")[:300]
 
 
-VERIFY_REWARD = "verify_reward"
-"""Field of a compared rollout with the reward that ``verify`` gave it."""
+VERIFY_REWARD = "verify_reward"  # field of a compared rollout with the reward that ``verify`` gave it
 
 
 def compare_request(group: Group) -> JSON:
     """The body of ``POST /compare`` for a settled group."""
-    history = input_items(group.row["responses_create_params"].get("input") or [])
-    principle = group.row.get("principle")
-    return {
-        "conversation_history": history,
+    request = {
+        "conversation_history": input_items(group.row["responses_create_params"].get("input") or []),
         "response_objs": [rollout.get("response") for rollout in group.rollouts],
-        **({"principle": principle} if principle is not None else {}),
     }
+    principle = group.row.get("principle")
+    return request if principle is None else {**request, "principle": principle}
 
 
 def with_comparison(group: Group, answer: JSON) -> Group:
     """The group with the rewards of a ``compare`` answer.
 
-    Raises:
-        VerifierFailed: the answer does not have one finite reward for each rollout.
+    Raises `VerifierFailed` if the answer does not have one finite reward for each rollout.
     """
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != len(group.rollouts):

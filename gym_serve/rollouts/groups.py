@@ -1,9 +1,5 @@
-"""Groups of rollouts at run time: `groups` streams them (GRPO), `GroupStage` compares those of a collection's
-files.
-
-Both ask the environment to compare the rollouts of a settled group, and count what the comparison uses.
-`groups` is the thin shell around `GroupBook`: it runs the `RolloutRunner` and cancels the stragglers of
-settled groups.
+"""Groups of rollouts at run time: `groups` streams them (GRPO), the thin shell around `GroupBook`;
+`GroupStage` compares those of a collection's files.
 
 `GroupStage` runs when every rollout of a collection has ended, because no group grows any more then
 (docs/formats.md, Groups). The answer for a group is appended to ``out_comparisons.jsonl`` before anything
@@ -16,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 
 from gym_serve.metrics import failure_class
 from gym_serve.observe.logs import admits
-from gym_serve.rollouts.files import RecordFile, read_records, run_in_threads, sync_directory, writing
+from gym_serve.rollouts.files import RecordFile, read_records, replace_records, run_in_threads
 from gym_serve.rollouts.grouping import (
     VERIFY_REWARD,
     Group,
@@ -60,31 +55,20 @@ async def groups(
     *,
     spending: Spending | None = None,
 ) -> AsyncGenerator[Group, None]:
-    """Yield each group when it is settled and compared; ``reason`` says why a group could not be filled.
-
-    Closing it cancels running rollouts.
+    """Yield each group when it is settled and compared; closing it cancels running rollouts.
 
     Args:
-        jobs: ``size + oversample`` jobs for each group.
-        run: runs one episode.
-        options: how groups are made.
-        runner_options: how attempts are run.
-        compare: the group reward of the environment.
         spending: counts what attempts and comparisons use. Once the budget is spent, no further attempt
             starts; running ones may end if their group can still be filled, and are compared.
 
     Raises:
-        OperatorError: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`. That of a
-            comparison is raised at once.
+        OperatorError: see `RunnerOptions.max_failures`. That of a comparison is raised at once.
     """
     book = GroupBook(options)
     spending = spending or Spending()
     dropped: list[Job] = []
     ready: list[Group] = []
     comparing = 0
-
-    def commit(row: JSON, rollout: JSON) -> None:
-        spend(rollout)
 
     def spend(used: JSON) -> None:
         spending.add(used)
@@ -113,7 +97,7 @@ async def groups(
         runner_options,
         on_draw=book.expect,
         on_start=book.started,
-        on_result=commit,
+        on_result=lambda row, rollout: spend(rollout),
         on_drop=dropped.append,
     )
     if spending.exhausted:
@@ -145,17 +129,8 @@ async def compared(
 ) -> Group:
     """A settled group with the rewards of ``compare``; if its last attempt fails, see `without_comparison`.
 
-    A judge that is busy or away is waited for as in an episode (`gym_serve.rollouts.scheduling`).
-
-    Args:
-        group: the group.
-        compare: asks the environment.
-        options: how often ``compare`` is tried, and how long it may take.
-        spend: called with the ``model_usage`` of every attempt.
-        waits: called before each wait for a judge.
-
-    Raises:
-        OperatorError: a setting is wrong, which no retry fixes; or the wait would be too long.
+    A judge that is busy or away is waited for as in an episode (`gym_serve.rollouts.scheduling`). Raises
+    `OperatorError`, also where the wait would be too long.
     """
     failed = away = pushed = 0
     until = time.monotonic() + options.patience
@@ -202,20 +177,7 @@ _REWARDS, _ROLLOUTS = "rewards", "rollouts"
 
 
 class GroupStage:
-    """The comparisons of a run whose rollouts have all ended.
-
-    Args:
-        outputs: the files of the run.
-        run: its id; comparisons of another run are removed.
-        options: how many groups are compared at once, and how often one is tried.
-        spending: counts what comparisons use; once the budget is spent, no further comparison starts.
-        stop: once set, no further comparison starts.
-
-    Attributes:
-        problems: the groups that could not be compared, and why.
-        mean_reward: see `Progress`, if the stage has changed their rewards.
-        operator_error: the error that ended the stage; None if none did.
-    """
+    """The comparisons of a run whose rollouts have all ended, until ``spending`` is exhausted."""
 
     def __init__(
         self,
@@ -225,9 +187,9 @@ class GroupStage:
         spending: Spending,
         stop: asyncio.Event | None = None,
     ) -> None:
-        self.problems = Problems()
-        self.mean_reward: float | None = None
-        self.operator_error: OperatorError | None = None
+        self.problems = Problems()  # the groups that could not be compared, and why
+        self.mean_reward: float | None = None  # see `Progress`, if the stage has changed their rewards
+        self.operator_error: OperatorError | None = None  # the error that ended the stage; None if none did
         self._outputs = outputs
         self._run = run
         self._options = options
@@ -239,18 +201,8 @@ class GroupStage:
         self._stale = False  # whether out.jsonl lacks known rewards
 
     async def run(self, compare: Compare, on_progress: Progressing) -> bool:
-        """Compare the groups that are not compared yet.
-
-        Args:
-            compare: compares a group.
-            on_progress: see `Progressing`.
-
-        Returns:
-            whether all groups are compared, and ``out.jsonl`` has their rewards.
-
-        Raises:
-            Conflict: a file is damaged.
-            Unavailable, BadRequest: a file cannot be written.
+        """Compare the groups that are not compared yet; returns whether all are compared, and ``out.jsonl``
+        has their rewards. Raises as `RecordFile` does.
         """
         with RecordFile(self._outputs.comparisons) as file:
             await run_in_threads(self._recalled(file))
@@ -363,23 +315,19 @@ class GroupStage:
             self._rewards[rollout_key({"_ng_task_index": task, "_ng_rollout_index": index})] = reward
 
     def _replaced(self) -> Generator[None, None, None]:
-        path, rewards = self._outputs.rollouts, TaskMeans()
-        partial = path.with_name(f".partial.{path.name}")
-        with RecordFile(partial) as file:
-            file.clear()
+        path, means = self._outputs.rollouts, TaskMeans()
+
+        def rewarded() -> Iterator[JSON]:
             for record in read_records(path):
                 reward = self._rewards.get(rollout_key(record))
                 if reward is not None:
                     record |= {"reward": reward, VERIFY_REWARD: record.get(VERIFY_REWARD, record["reward"])}
-                file.append(record)
                 if failure_class(record) is None:
-                    rewards.add(task_index(record), record["reward"])
-                yield
-            file.sync()
-        with writing(path):
-            os.replace(partial, path)
-            sync_directory(path.parent)
-        self.mean_reward = rewards.mean
+                    means.add(task_index(record), record["reward"])
+                yield record
+
+        yield from replace_records(path, rewarded())
+        self.mean_reward = means.mean
 
 
 async def _next(groups: Iterator[Group]) -> Group | None:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -39,21 +38,13 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files of ``collect``, next to each other.
+    """The files of ``collect``, next to each other."""
 
-    Attributes:
-        rollouts: the scored rollouts, ``out.jsonl``.
-        failures: one line per failed attempt, ``out_failures.jsonl``.
-        inputs: every materialized row, ``out_materialized_inputs.jsonl``.
-        metrics: ``out_aggregate_metrics.json``.
-        header: the `Header`, ``out_run.json``.
-    """
-
-    rollouts: Path
-    failures: Path
-    inputs: Path
-    metrics: Path
-    header: Path
+    rollouts: Path  # the scored rollouts, ``out.jsonl``
+    failures: Path  # one line per failed attempt, ``out_failures.jsonl``
+    inputs: Path  # every materialized row, ``out_materialized_inputs.jsonl``
+    metrics: Path  # ``out_aggregate_metrics.json``
+    header: Path  # the `Header`, ``out_run.json``
 
     @property
     def comparisons(self) -> Path:
@@ -64,17 +55,11 @@ class Outputs:
     @classmethod
     def of(cls, path: str | Path) -> Outputs:
         """The files of the run whose main file is ``path``."""
-        path = Path(path)
-        if os.path.islink(path):  # a link and its target are one run
-            path = Path(os.path.realpath(path))
+        # A link and its target are one run.
+        path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
         stem, suffix = split_name(path)
-        return cls(
-            path,
-            path.with_name(f"{stem}_failures{suffix}"),
-            path.with_name(f"{stem}_materialized_inputs{suffix}"),
-            path.with_name(f"{stem}_aggregate_metrics.json"),
-            path.with_name(f"{stem}_run.json"),
-        )
+        others = (f"failures{suffix}", f"materialized_inputs{suffix}", "aggregate_metrics.json", "run.json")
+        return cls(path, *(path.with_name(f"{stem}_{name}") for name in others))
 
 
 @dataclass(frozen=True)
@@ -82,46 +67,33 @@ class Header:
     """The header of a run, ``out_run.json``.
 
     Attributes:
-        run: id of the run.
-        created: when it began, in UTC.
-        input: `fingerprint` of the rows.
-        expansion: how they are expanded.
-        graph: the parts of the graph that decide what a rollout is.
-        rollouts: how many rollouts to make.
-        problems: how many rows were skipped because they could not be used.
-        source: where the rows came from; for people, never compared.
         forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, no longer count, because
             failed rollouts were to be retried (``retry_failed``).
-        format: version of these files.
         prices: of the graph's models, by model server, when the run began; for people, never compared.
-        output: name of the main file, since ``out.jsonl`` and ``out.jsonl.gz`` would share the others.
     """
 
     run: str
     created: str
-    input: JSON
+    input: JSON  # `fingerprint` of the rows
     expansion: JSON
-    graph: JSON
+    graph: JSON  # the parts of the graph that decide what a rollout is
     rollouts: int
-    problems: int
-    source: str
+    problems: int  # how many rows were skipped because they could not be used
+    source: str  # where the rows came from; for people, never compared
     forgiven: int = 0
     format: int = _FORMAT
     prices: JSON = field(default_factory=dict)
-    output: str = ""
+    output: str = ""  # name of the main file, since ``out.jsonl`` and ``out.jsonl.gz`` would share the others
 
     @classmethod
     def new(cls, **content: Any) -> Header:
-        """A header with an id of its own."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return cls(run=uuid4().hex[:16], created=now, **content)
 
     @classmethod
     def read(cls, path: Path) -> Header | None:
-        """The header in a file; None if the file does not exist.
-
-        Raises:
-            Conflict: the file is not a header, or is of another version.
+        """The header in a file; None if there is none. Raises `Conflict` if it is of another version, or
+        none.
         """
         try:
             content = orjson.loads(path.read_bytes())
@@ -137,19 +109,15 @@ class Header:
             raise Conflict(f"{path} is not the header of a run: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Write the header, atomically."""
         with replacing(path) as file:
             file.write(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
 
     def check(self, path: Path, **now: JSON) -> None:
-        """Compare the header with what the run is made of now.
+        """Raise a `Conflict` that says what changed since the header was written.
 
         Args:
             path: the main file of the run, for the message.
             now: ``input``, ``expansion`` and ``graph``.
-
-        Raises:
-            Conflict: something changed; the message says what.
         """
         then = {part: getattr(self, part) for part in _COMPARED}
         changes = list(differences(then, orjson.loads(orjson.dumps(now))))
@@ -183,19 +151,13 @@ def _short(value: Any) -> str:
 
 
 _IDENTITY_KEYS = frozenset({*METADATA_KEYS, "agent_ref"})
-_SPARE_BYTES = 1 << 20
-"""Bytes of a line that are left free for keys that are added later: the rewards of its group, or the metadata
-of another run."""
+_SPARE_BYTES = 1 << 20  # of a line, for keys added later: the rewards of its group, metadata of another run
 _SCORED = 2**32 - 1
 _TERMINAL = 2**31  # beside the number of failed attempts
 
 
 class Journal:
     """The files of a run, open for collecting; this process is their only writer.
-
-    Args:
-        outputs: the files.
-        resume: continue the run that is in them, if there is one.
 
     Raises:
         Conflict: another process is writing the files, or they hold something that cannot be resumed.
@@ -204,8 +166,7 @@ class Journal:
 
     def __init__(self, outputs: Outputs, *, resume: bool) -> None:
         self.outputs = outputs
-        self.header: Header | None = None
-        """The run's header; None before `begin` in a new run."""
+        self.header: Header | None = None  # the run's header; None before `begin` in a new run
         self._past = IntTable()  # failed attempts, or _SCORED
         self._forgiven = IntTable()  # how many of these no longer count
         self._failures = 0
@@ -232,15 +193,12 @@ class Journal:
             raise Conflict(f"{path} belongs to the run in {owner}: write {rollouts.name} under another name")
 
     def begin(self, header: Header) -> None:
-        """Start a new run."""
         self.header = replace(header, output=self.outputs.rollouts.name)
         self.header.write(self.outputs.header)
 
     def recover(self) -> Iterator[JSON]:
-        """Read the files; yields the records, for counting.
-
-        Raises:
-            Conflict: a record is damaged, belongs to another run, or is there twice.
+        """Read the files; yields the records, for counting. Raises `Conflict`: a record is damaged, belongs
+        to another run, or is there twice.
         """
         assert self.header is not None
         rollouts, failures = self._files
@@ -265,9 +223,6 @@ class Journal:
         """Give every rollout that is not scored all of its attempts again; call it after `recover`.
 
         When this returns, it holds for every process that resumes the run; until then, for none.
-
-        Raises:
-            Unavailable: no space is left.
         """
         assert self.header is not None
         self.sync()  # the header must not outlive a failure that it counts
@@ -281,14 +236,8 @@ class Journal:
         self._past[key] = self._forgiven[key] = (self._past.get(key) or 0) & ~_TERMINAL
 
     def failed_attempts(self, row: JSON, allowed: int) -> tuple[int, int] | None:
-        """How many attempts at a row have failed, and how many of them no longer count.
-
-        Args:
-            row: a materialized row.
-            allowed: attempts that a rollout gets.
-
-        Returns:
-            the two numbers; None if the row needs no further attempt.
+        """How many attempts at a row have failed, and how many of them no longer count; None if the row needs
+        no further attempt.
         """
         key = rollout_key(row)
         past, forgiven = self._past.get(key) or 0, self._forgiven.get(key) or 0
@@ -301,15 +250,7 @@ class Journal:
     def append(self, row: JSON, rollout: JSON) -> JSON:
         """Record the result of an attempt; when this returns, it survives this process.
 
-        Args:
-            row: the materialized row.
-            rollout: the result.
-
-        Returns:
-            the record: the rollout, or a failure if the rollout cannot be stored as JSON.
-
-        Raises:
-            Unavailable: no space is left.
+        Returns the record: the rollout, or a failure if the rollout cannot be stored as JSON.
         """
         assert self.header is not None
         run = {RUN_ID: self.header.run}
@@ -318,30 +259,21 @@ class Journal:
             self._file_of(record).append(record)
         except (RecursionError, TypeError, ValueError) as error:
             # Nested too deep, say: a foreign server may answer anything.
-            record = {
-                **failed_rollout(row, BadRequest(f"the rollout cannot be stored as JSON: {error}")),
-                **run,
-            }
+            failure = BadRequest(f"the rollout cannot be stored as JSON: {error}")
+            record = {**failed_rollout(row, failure), **run}
             try:
                 self._file_of(record).append(record)
             except ValueError:  # the row leaves no room for the failure; it is in the inputs
-                record = {
-                    key: value for key, value in record.items() if key not in row or key in _IDENTITY_KEYS
-                }
+                record = {key: record[key] for key in record if key not in row or key in _IDENTITY_KEYS}
                 self._file_of(record).append(record)
         return record
 
     def sync(self) -> None:
-        """Make everything recorded so far survive a power failure."""
         for file in self._files:
             file.sync()
 
     def check(self) -> None:
-        """Check that the files of the run are where they were opened.
-
-        Raises:
-            Conflict: a file of the run was deleted, replaced or changed since it was opened.
-        """
+        """Raise `Conflict` if a file of the run was deleted, replaced or changed since it was opened."""
         for file in self._files:
             file.check()
         if self.header is not None:
@@ -350,7 +282,6 @@ class Journal:
                     raise Conflict(f"{path} was deleted during the run, which cannot be resumed without it")
 
     def close(self) -> None:
-        """Sync, and release the lock."""
         try:
             self.sync()
         finally:
@@ -360,9 +291,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _file_of(self, record: JSON) -> RecordFile:

@@ -7,21 +7,13 @@ resuming the merged run.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from gym_serve.metrics import STATISTICS_ONLY
 from gym_serve.rollouts.expansion import stored_groups
-from gym_serve.rollouts.files import (
-    RecordFile,
-    read_records,
-    readable_line,
-    replacing,
-    sync_directory,
-    writing,
-)
+from gym_serve.rollouts.files import RecordFile, read_records, readable_line, replace_records, replacing
 from gym_serve.rollouts.journal import Header, Outputs, differences
 from gym_serve.rollouts.rows import RUN_ID, rollout_key
 from gym_serve.rollouts.run_metrics import Aggregate, MetricSpecOf, summarize_run
@@ -36,15 +28,11 @@ async def merge(
     aggregate: Aggregate | None = None,
     metric_spec: MetricSpecOf = lambda agent: STATISTICS_ONLY,
 ) -> list[JSON]:
-    """Merge the runs of shards.
+    """Merge the runs of shards; returns the metrics of each agent, as `summarize_run` does.
 
     Args:
         shards: the main files of all shards, in any order; none may be written at the time.
         output: the main file of the merged run, which must not exist.
-        aggregate, metric_spec: see `summarize_run`.
-
-    Returns:
-        the metrics of each agent; see `summarize_run`.
 
     Raises:
         InvalidRequest: they are not all the shards of one data set.
@@ -87,7 +75,6 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
         _write(target.comparisons, _records([source.comparisons for source in sources], merged.run))
     # Written last: while it does not exist, there is no merged run.
     _write(target.rollouts, _once(_records([source.rollouts for source in sources], merged.run)))
-    sync_directory(target.rollouts.parent)
 
 
 def _header(source: Outputs) -> Header:
@@ -119,13 +106,8 @@ def _check(sources: list[Outputs], headers: list[Header]) -> None:
 
 
 def _common(header: Header) -> JSON:
-    """What the shards of one data set have in common."""
-    number_of_shards = header.expansion["shard"][1]
-    return {
-        "input": header.input,
-        "expansion": {**header.expansion, "shard": number_of_shards},
-        "graph": header.graph,
-    }
+    shared = {**header.expansion, "shard": header.expansion["shard"][1]}
+    return {"input": header.input, "expansion": shared, "graph": header.graph}
 
 
 def _records(paths: Iterable[Path], run: str) -> Iterator[JSON]:
@@ -152,12 +134,5 @@ def _once(records: Iterable[JSON]) -> Iterator[JSON]:
 
 
 def _write(path: Path, records: Iterable[JSON]) -> None:
-    """Write a file of records; it appears when it is complete."""
-    partial = path.with_name(f".partial.{path.name}")
-    with RecordFile(partial) as file:
-        file.clear()
-        for record in records:
-            file.append(record)
-        file.sync()
-    with writing(path):
-        os.replace(partial, path)
+    for _ in replace_records(path, records):
+        pass

@@ -1,9 +1,8 @@
 """How far a run is, what it has used and cost, and `Budget`, which limits it.
 
-Every attempt counts as used, failed ones and those of earlier processes of the same run included. Nothing is
-known of a cancelled attempt (a straggler of a group). When a budget is spent, nothing more is started and
-running rollouts may end, so a run can cost a little more than its budget, by at most what was in flight. It
-can be resumed with a higher budget.
+Every attempt counts as used, failed ones and those of earlier processes of the same run included. When a
+budget is spent, nothing more is started and running rollouts may end, so a run can cost a little more, by at
+most what was in flight. It can be resumed with a higher budget.
 """
 
 from __future__ import annotations
@@ -29,23 +28,15 @@ def clock_time(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for, in which nothing runs, or one of its comparisons.
+    """What a run waits for, in which nothing runs, or one of its comparisons."""
 
-    Attributes:
-        server: the server of the graph that refuses, or is away; None if that is unknown.
-        reason: what it said, with the endpoint.
-        seconds: until the next attempt.
-        until: its date and time, with the offset from UTC.
-    """
-
-    server: str | None
+    server: str | None  # the server of the graph that refuses, or is away; None if that is unknown
     reason: str
     seconds: float
     until: str
 
     @classmethod
     def of(cls, server: str | None, reason: str, seconds: float) -> Waiting:
-        """A wait that begins now."""
         return cls(server, reason, seconds, clock_time(seconds))
 
 
@@ -94,11 +85,7 @@ class Progress:
 
 
 class Tally:
-    """Keeps count.
-
-    Args:
-        total: rollouts to make.
-    """
+    """Keeps count."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -121,21 +108,14 @@ class Tally:
             self._failed_attempts[failure] += 1
 
     def finish(self, rollouts: int) -> None:
-        """Count rollouts whose last attempt has been made."""
         self._finished += rollouts
 
     def begin(self) -> None:
-        """Everything counted so far happened in an earlier process."""
         self._earlier = self._finished
 
     def progress(
-        self,
-        running: int = 0,
-        stopping: str | None = None,
-        tokens: int = 0,
-        waiting: Waiting | None = None,
+        self, running: int = 0, stopping: str | None = None, tokens: int = 0, waiting: Waiting | None = None
     ) -> Progress:
-        """The counts now."""
         return Progress(
             total=self._total,
             finished=self._finished,
@@ -151,8 +131,7 @@ class Tally:
         )
 
 
-_UNKNOWN = "-"
-"""The model server of rollouts that do not name theirs: those of foreign agents."""
+_UNKNOWN = "-"  # the model server of rollouts that do not name theirs: those of foreign agents
 
 
 @dataclass(frozen=True)
@@ -168,58 +147,38 @@ class Budget:
     max_tokens: int | None = None
 
     def check(self, prices: Mapping[str, Prices]) -> None:
-        """Check the limits.
-
-        Raises:
-            InvalidRequest: a limit is not a positive number, or no model of the graph has prices.
-        """
+        """Raise `InvalidRequest` if a limit is not a positive number, or no model of the graph has prices."""
         if any(limit is not None and not limit > 0 for limit in (self.max_cost, self.max_tokens)):
-            raise InvalidRequest(
-                "`max_cost` and `max_tokens` must be positive numbers, "
-                f"got {self.max_cost} and {self.max_tokens}"
-            )
+            values = f"{self.max_cost} and {self.max_tokens}"
+            raise InvalidRequest(f"`max_cost` and `max_tokens` must be positive numbers, got {values}")
         if self.max_cost is not None and not prices:
-            raise InvalidRequest(
-                "`max_cost` needs prices, and no model of the graph has any; set models.<name>.prices"
-            )
+            problem = "no model of the graph has any; set models.<name>.prices"
+            raise InvalidRequest(f"`max_cost` needs prices, and {problem}")
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run has used so far.
+    """What a run has used so far."""
 
-    Attributes:
-        usage: counts by stage and model server; see `gym_serve.servers.usage`.
-        tokens: tokens of prompts and generations together.
-        cost: cost of the models that have prices; None if none has.
-        costs: the cost by stage and model server.
-    """
-
-    usage: JSON
-    tokens: int = 0
-    cost: float | None = None
+    usage: JSON  # counts by stage and model server; see `gym_serve.servers.usage`
+    tokens: int = 0  # tokens of prompts and generations together
+    cost: float | None = None  # cost of the models that have prices; None if none has
     costs: Mapping[tuple[str, str], float] | None = None
 
     def rows(self) -> Iterator[tuple[str, str, Mapping[str, int], float | None]]:
-        """Stage, model server, counts and cost of each."""
         for stage, servers in self.usage.items():
             for server, counts in servers.items():
                 yield stage, server, counts, (self.costs or {}).get((stage, server))
 
 
 class Spending:
-    """Counts what a run uses.
-
-    Args:
-        prices: prices by model server.
-        budget: the limit of the run.
-    """
+    """Counts what a run uses."""
 
     def __init__(self, prices: Mapping[str, Prices] | None = None, budget: Budget | None = None) -> None:
         self._prices = prices or {}
         self._budget = budget or Budget()
         self._meter = UsageMeter()
-        self._tokens = 0
+        self.tokens = 0  # of prompts and generations together
         self._cost = 0.0
 
     def add(self, record: JSON) -> None:
@@ -230,15 +189,10 @@ class Spending:
         if USAGE_FIELD not in record and isinstance(response, dict) and response.get("usage"):
             attempt.record("model", _UNKNOWN, response["usage"])
         for _, server, counts in attempt:
-            self._tokens += counts["input_tokens"] + counts["output_tokens"]
+            self.tokens += counts["input_tokens"] + counts["output_tokens"]
             if server in self._prices:
                 self._cost += self._prices[server].cost(counts)
         self._meter.merge(attempt.to_json())
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of prompts and generations together."""
-        return self._tokens
 
     @property
     def exhausted(self) -> str | None:
@@ -246,25 +200,19 @@ class Spending:
         budget = self._budget
         if budget.max_cost is not None and self._cost >= budget.max_cost:
             return f"the run has cost {self._cost:.4f} of at most {budget.max_cost:g}"
-        if budget.max_tokens is not None and self._tokens >= budget.max_tokens:
-            return f"the run has used {self._tokens:,} of at most {budget.max_tokens:,} tokens"
+        if budget.max_tokens is not None and self.tokens >= budget.max_tokens:
+            return f"the run has used {self.tokens:,} of at most {budget.max_tokens:,} tokens"
         return None
 
     def spent(self) -> Spent:
-        """What was used so far."""
         costs = {
             (stage, server): self._prices[server].cost(counts)
             for stage, server, counts in self._meter
             if server in self._prices
         }
-        return Spent(self._meter.to_json(), self._tokens, self._cost if self._prices else None, costs)
+        return Spent(self._meter.to_json(), self.tokens, self._cost if self._prices else None, costs)
 
 
 def prices_of(graph: Mapping[str, Any]) -> dict[str, Prices]:
-    """The prices of a graph's models, by server.
-
-    Args:
-        graph: the graph as ``/graph`` shows it.
-    """
     models = graph.get("models") or {}
     return {name: Prices(**model["prices"]) for name, model in models.items() if model.get("prices")}

@@ -21,8 +21,7 @@ from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Row
 
-RUN_ID = "_ng_run_id"
-"""Key of every line of the output files: the run that it belongs to."""
+RUN_ID = "_ng_run_id"  # key of every line of the output files: the run that it belongs to
 
 METADATA_KEYS = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id")
 
@@ -31,29 +30,17 @@ MAX_ROLLOUT_INDEX = 2**23 - 1
 
 
 def task_index(row: Mapping[str, Any]) -> int:
-    """``_ng_task_index`` of a row.
-
-    Raises:
-        InvalidRequest: it is missing, or not an integer from 0 to `MAX_TASK_INDEX`.
-    """
+    """``_ng_task_index`` of a row. Raises `InvalidRequest` if it is no integer from 0 to `MAX_TASK_INDEX`."""
     return _index(row, "_ng_task_index", MAX_TASK_INDEX)
 
 
 def rollout_index(row: Mapping[str, Any]) -> int:
-    """``_ng_rollout_index`` of a row.
-
-    Raises:
-        InvalidRequest: it is missing, or not an integer from 0 to `MAX_ROLLOUT_INDEX`.
-    """
+    """``_ng_rollout_index`` of a row. Raises `InvalidRequest`: it is not from 0 to `MAX_ROLLOUT_INDEX`."""
     return _index(row, "_ng_rollout_index", MAX_ROLLOUT_INDEX)
 
 
 def rollout_key(rollout: Mapping[str, Any]) -> int:
-    """Task and rollout index as one integer below 2**63, which identifies the rollout in its run.
-
-    Raises:
-        InvalidRequest: an index is missing or out of range.
-    """
+    """Task and rollout index as one integer below 2**63, which identifies the rollout in its run."""
     return task_index(rollout) << 23 | rollout_index(rollout)
 
 
@@ -74,8 +61,7 @@ def _index(row: Mapping[str, Any], key: str, largest: int) -> int:
 class LocatedRow(NamedTuple):
     """A row and its place, or the problem there."""
 
-    where: str
-    """``"rows.jsonl:17"``, or ``"row 17"`` of an iterable; counted from 1."""
+    where: str  # ``"rows.jsonl:17"``, or ``"row 17"`` of an iterable; counted from 1
     row: JSON | None
     problem: str | None = None
 
@@ -100,14 +86,9 @@ _CSV = ("CSV", _TO_JSONL.replace("{read}", "read_csv"))
 
 
 def read_rows(rows: Rows, note: Callable[[str], None] = lambda text: None) -> Iterator[LocatedRow]:
-    """The rows, one at a time; blank lines are skipped.
+    """The rows, one at a time; blank lines are skipped. Raises `InvalidRequest`: the file cannot be opened.
 
-    Args:
-        rows: rows, or the path of a JSONL file.
-        note: called with anything unusual but harmless (a byte order mark, CRLF), once per file.
-
-    Raises:
-        InvalidRequest: the file cannot be opened.
+    ``note`` is called with anything unusual but harmless (a byte order mark, CRLF), once per file.
     """
     return _of_file(Path(rows), note) if isinstance(rows, str | Path) else _of_iterable(rows)
 
@@ -136,10 +117,13 @@ def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[LocatedRow]:
                 if number == 1 and line and (problem := _other_format(path, line)):
                     yield LocatedRow(where, None, problem)
                     return
-                for what, unusual in _unusual(line):
-                    if unusual and what not in noted:
-                        noted.add(what)
-                        note(f"{where}: {what}")
+                unusual = {
+                    "skipped a byte order mark": (line or b"").startswith(_BOM),
+                    "lines end in CRLF": (line or b"").endswith(b"\r\n"),
+                }
+                for what in (what for what, is_so in unusual.items() if is_so and what not in noted):
+                    noted.add(what)
+                    note(f"{where}: {what}")
                 if line is None:
                     yield LocatedRow(where, None, f"the line is longer than {MAX_ROW_BYTES >> 20} MiB")
                 elif content := line.removeprefix(_BOM).strip():
@@ -156,8 +140,8 @@ def _other_format(path: Path, line: bytes) -> str | None:
     kind, how = next(known, _CSV if is_csv else ("", ""))
     if not kind:
         return None
-    told = how.format(path=path, name=path.with_suffix(""))
-    return f"the file must be JSONL, one JSON object a line in UTF-8, but is {kind}; to convert it: {told}"
+    how = how.format(path=path, name=path.with_suffix(""))
+    return f"the file must be JSONL, one JSON object a line in UTF-8, but is {kind}; to convert it: {how}"
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -169,12 +153,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
         while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
             pass
         yield None
-
-
-def _unusual(line: bytes | None) -> Iterator[tuple[str, bool]]:
-    if line is not None:
-        yield "skipped a byte order mark", line.startswith(_BOM)
-        yield "lines end in CRLF", line.endswith(b"\r\n")
 
 
 def parsed_row(where: str, line: bytes) -> LocatedRow:
@@ -223,11 +201,9 @@ class Problems:
     """The problems and notes of a run's rows, to be reported together; of many, the first are kept."""
 
     def __init__(self) -> None:
-        self.count = 0
-        """How many problems there are."""
+        self.count = 0  # how many problems there are
         self._alike: dict[str, tuple[str, int]] = {}  # the first place of each, and how many others there are
-        self.notes: list[str] = []
-        """Anything unusual, but harmless."""
+        self.notes: list[str] = []  # anything unusual, but harmless
 
     def add(self, problem: str) -> None:
         """Record a row that cannot be used."""
@@ -248,11 +224,7 @@ class Problems:
         ]
 
     def raise_if_any(self, summary: str) -> None:
-        """Raise an error if there are problems.
-
-        Raises:
-            InvalidRequest: ``summary``, and the first problems.
-        """
+        """Raise an `InvalidRequest` with ``summary`` and the first problems, if there are problems."""
         if self.count:
             kept = self.kept
             shown = [f"  - {problem}" for problem in kept[:_SHOWN]]
@@ -261,11 +233,6 @@ class Problems:
 
 
 def raise_problem(problem: str) -> None:
-    """Stop at the first problem.
-
-    Raises:
-        InvalidRequest: always.
-    """
     raise InvalidRequest(problem)
 
 

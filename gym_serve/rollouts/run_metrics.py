@@ -1,10 +1,9 @@
 """The metrics of a finished run, ``out_aggregate_metrics.json``: computed from its files, agent by agent.
 
-They are computed from the files and not during the run, so that a resumed run, a merged one and an
-uninterrupted one give the same numbers, each rollout counted once. An agent is asked for the metrics of up
-to `MAX_ROLLOUTS_SENT` rollouts, because its environment may define its own. That sends all of them in one
-body, so beyond that number they are computed here, by the environment's `MetricSpec`, in a few bytes a
-rollout.
+So a resumed run, a merged one and an uninterrupted one give the same numbers, each rollout counted once. An
+agent is asked for the metrics of up to `MAX_ROLLOUTS_SENT` rollouts, because its environment may define its
+own. That sends all of them in one body, so beyond that number they are computed here, by the environment's
+`MetricSpec`, in a few bytes a rollout.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from gym_serve.metrics import STATISTICS_ONLY, Aggregator, Coverage, MetricSpec
+from gym_serve.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
 from gym_serve.rollouts.files import read_records, replacing
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.rollouts.rows import rollout_key
@@ -47,9 +46,7 @@ async def summarize_run(
     """Compute the metrics of a run from its files, and write them.
 
     Args:
-        outputs: the files.
         aggregate: asks an agent; None to compute everything in this process.
-        metric_spec: the metrics to compute for an agent that is not asked.
 
     Returns:
         an entry for each agent, without its ``group_level_metrics``, which only the file has.
@@ -63,8 +60,8 @@ async def summarize_run(
             entry = {
                 "agent_ref": {"name": name},
                 **overall,
-                "coverage": agent.coverage()._asdict(),
-                "failures": dict(sorted(agent.failures.items())),
+                "coverage": agent.aggregator.coverage()._asdict(),
+                "failures": dict(sorted(agent.aggregator.failures.items())),
                 **({USAGE_FIELD: agent.meter.to_json()} if agent.meter else {}),
             }
             entries.append(entry)
@@ -75,29 +72,19 @@ async def summarize_run(
 
 
 class _Agent:
-    """The rollouts of one agent."""
+    """The rollouts of one agent; scored ones are added first."""
 
     def __init__(self, spec: MetricSpec, *, keep: bool) -> None:
         self.meter = UsageMeter()
-        self._aggregator = Aggregator(spec)
+        self.aggregator = Aggregator(spec)
         self._scored: dict[int, JSON] = {}
         self._failed: dict[int, JSON] = {}
         self._keep = keep
 
-    @property
-    def failures(self) -> dict[str, int]:
-        """Failed attempts by class."""
-        return self._aggregator.failures
-
-    def coverage(self) -> Coverage:
-        """How many rollouts are scored, of how many."""
-        return self._aggregator.coverage()
-
     def add(self, record: JSON, *, failed: bool) -> None:
-        """Add a record; scored ones must come first."""
         self.meter.merge(record.get(USAGE_FIELD))
         light = _light(record)
-        self._aggregator.add(light)
+        self.aggregator.add(light)
         if not self._keep:
             return
         key = rollout_key(record)
@@ -124,11 +111,10 @@ class _Agent:
                 problem = error.message
             except (asyncio.TimeoutError, TimeoutError):
                 problem = f"it did not answer within {_ANSWER_SECONDS:g} s"
-            logger.warning(
-                "agent %s gave no metrics, so they are computed in this process: %s", name, problem
-            )
-        overall = await asyncio.to_thread(self._aggregator.overall)
-        return overall, self._aggregator.iter_group_metrics()
+            text = "agent %s gave no metrics, so they are computed in this process: %s"
+            logger.warning(text, name, problem)
+        overall = await asyncio.to_thread(self.aggregator.overall)
+        return overall, self.aggregator.iter_group_metrics()
 
 
 def _read(outputs: Outputs, metric_spec: MetricSpecOf, *, keep: bool) -> dict[str, _Agent]:

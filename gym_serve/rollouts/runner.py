@@ -104,7 +104,6 @@ class TaskPool(Generic[K, R]):
         return done
 
     async def close(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
         for key in list(self._tasks):
             self.cancel(key)
         await asyncio.gather(*self._cancelled, *self._tasks.values(), return_exceptions=True)
@@ -112,8 +111,7 @@ class TaskPool(Generic[K, R]):
 
 logger = logging.getLogger("gym_serve")
 
-Run = Callable[[JSON], Awaitable[JSON]]
-"""Runs one episode of a row; cancelling it cancels the episode."""
+Run = Callable[[JSON], Awaitable[JSON]]  # runs one episode of a row; cancelling it cancels the episode
 
 _PATIENCE = 3600.0  # seconds, without a `timeout`: the default of an agent for an episode
 _COMPARED = 300  # characters of a failure's message
@@ -126,13 +124,10 @@ class RunnerOptions:
 
     Attributes:
         concurrency: how many run at the same time at most; an overloaded graph lowers that for a while.
-        attempts: how often a rollout is tried; only retryable failures are tried again.
         timeout: seconds for one attempt until it is verified; None for the servers' own limits alone. A
             rollout waits for as long (an hour with None) for an overloaded graph; it is then left open.
-        backoff: how long a retry waits.
         max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address, too long a
             wait), with no scored one in between, end the run. A refused key ends it at once.
-        tracing: share of the rollouts whose trace is recorded, 0 to 1; None for no tracing.
         follow: called with the result of every attempt that counts, also of a failed one.
 
     Raises:
@@ -140,11 +135,11 @@ class RunnerOptions:
     """
 
     concurrency: int = 128
-    attempts: int = 1
+    attempts: int = 1  # how often a rollout is tried; only retryable failures are tried again
     timeout: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
     max_failures: int = MAX_FAILURES
-    tracing: float | None = None
+    tracing: float | None = None  # share of the rollouts whose trace is recorded, 0 to 1; None for no tracing
     follow: Callable[[JSON], None] = lambda rollout: None
 
     def __post_init__(self) -> None:
@@ -175,27 +170,18 @@ class _Background:
 def jobs_of(
     groups: Iterable[list[JSON]], failed: Callable[[JSON], tuple[int, int]] = lambda row: (0, 0)
 ) -> Iterator[list[Job]]:
-    """Jobs of materialized rows, a list for each group.
-
-    Args:
-        groups: the rows.
-        failed: how many attempts at a row have failed already, and how many of them no longer count.
-    """
+    """Jobs of materialized rows, a list for each group; ``failed`` gives `Job.attempt` and `Job.forgiven`."""
     number = count()
     for group, rows in enumerate(groups):
         yield [Job(next(number), group, row, *failed(row)) for row in rows]
 
 
 async def stream(
-    jobs: Iterator[list[Job]],
-    run: Run,
-    options: RunnerOptions,
-    order: Order = "completion",
+    jobs: Iterator[list[Job]], run: Run, options: RunnerOptions, order: Order = "completion"
 ) -> AsyncGenerator[tuple[JSON, JSON], None]:
     """Run every job; yield ``(row, rollout)`` in the given order. Closing it cancels running rollouts.
 
-    Raises:
-        OperatorError: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`.
+    Raises `OperatorError` where `RunnerOptions.max_failures` is reached.
     """
     ordering: Ordering[tuple[JSON, JSON]] = Ordering(order)
     runner = RolloutRunner(
@@ -215,14 +201,8 @@ class RolloutRunner:
     """Runs jobs. Call `advance` and `results` in turn, and `close` in the end.
 
     Args:
-        jobs: groups of jobs, drawn one by one.
-        run: runs one episode.
-        options: how attempts are run.
-        on_draw: called with each group when it is drawn.
-        on_start: called with each job whose attempt starts, and the time.
         on_result: called with the row and the result of every attempt, also a failed one; an exception in it
             ends the run. Not called for attempts that met an operator error, because they do not count.
-        on_drop: called with each job that is dropped because the run drains.
     """
 
     def __init__(
@@ -254,14 +234,7 @@ class RolloutRunner:
         self._draining = False
 
     def advance(self, held: int = 0) -> bool:
-        """Start every attempt that can start.
-
-        Args:
-            held: results that the caller holds back until their turn.
-
-        Returns:
-            whether there is anything to wait for.
-        """
+        """Start every attempt that can start; returns whether there is anything to wait for."""
         if self._draining:
             for idle in self.scheduler.drop_idle():
                 self._on_drop(idle)
@@ -276,7 +249,12 @@ class RolloutRunner:
             room = _OPEN_PER_PLACE * self._options.concurrency - held - self.scheduler.open
             if self._exhausted or not self.scheduler.hungry or room <= 0:
                 return self._goes_on()
-            self._draw()
+            if (group := next(self._jobs, None)) is None:
+                self._exhausted = True
+                continue
+            self._on_draw(group)
+            for job in group:
+                self.scheduler.add(job)
 
     def _goes_on(self) -> bool:
         if not self.scheduler.open:
@@ -284,7 +262,6 @@ class RolloutRunner:
         return self.scheduler.open > 0
 
     def _record_held(self) -> None:
-        """Hand over the failures that were too few to end the run."""
         for pair in self._repeats.released():
             self._on_result(*pair)
 
@@ -293,9 +270,6 @@ class RolloutRunner:
 
         A job that met an operator error ended without a result that counts (`operator_error`). Once such
         errors end the run, no further attempt starts.
-
-        Args:
-            until: value of `time.monotonic` at which an empty list is returned.
         """
         until = min(until, self.scheduler.next_due())
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
@@ -307,7 +281,10 @@ class RolloutRunner:
             job = self._running.pop(key, None)
             if job is None:
                 continue  # dropped or restarted when it had just ended
-            rollout = task.result() if not task.cancelled() else _cancelled(job)
+            if task.cancelled():  # from outside: the event loop of its calls has stopped
+                rollout = failed_rollout(_row_of(job), Unavailable("the call was cancelled"))
+            else:
+                rollout = task.result()
             failure = _failure(rollout)
             verdict = self.scheduler.finish(*key, time.monotonic(), failure)
             if failure is not None and verdict == "open":
@@ -337,10 +314,7 @@ class RolloutRunner:
         """What the run waits for; None while an attempt runs or may start."""
         now = time.monotonic()
         until = self.scheduler.waits_until(now)
-        if until is None:
-            return None
-        told = self._refused
-        return Waiting.of(told.server, told.detail, until - now)
+        return None if until is None else Waiting.of(self._refused.server, self._refused.detail, until - now)
 
     @property
     def left_open(self) -> int:
@@ -349,17 +323,13 @@ class RolloutRunner:
 
     def _record(self, job: Job, rollout: JSON) -> None:
         """Hand a result over, unless it may be one of many failures that end the run."""
-        found = ending_of(rollout)
-        alike = None if found.stops_after is None else _alike(rollout)
-        for pair in self._repeats.passed((job.row, rollout), job.group, alike, found):
+        ending = ending_of(rollout)
+        alike = None if ending.stops_after is None else _alike(rollout)
+        for pair in self._repeats.passed((job.row, rollout), job.group, alike, ending):
             self._on_result(*pair)
 
     def check(self) -> None:
-        """Raise the error that ends the run, if there is one.
-
-        Raises:
-            OperatorError: the last such error.
-        """
+        """Raise the `OperatorError` that ends the run, if there is one."""
         if self.operator_errors.fatal is not None:
             raise self.operator_errors.fatal
 
@@ -370,11 +340,7 @@ class RolloutRunner:
             self._cancel(Attempt(job.number, job.attempt))
 
     def restart(self, job: Job) -> bool:
-        """Begin a job anew, whether it runs, waits, has ended or was dropped; see `Scheduler.restart`.
-
-        Returns:
-            whether a running attempt was cancelled, down to the model's request.
-        """
+        """Begin a job anew, see `Scheduler.restart`; returns whether a running attempt was cancelled."""
         attempt = Attempt(job.number, job.attempt)
         if running := self.scheduler.restart(job):
             self._cancel(attempt)
@@ -389,7 +355,6 @@ class RolloutRunner:
         self._pool.spawn(_Background(then), work)
 
     async def close(self) -> None:
-        """Cancel all running tasks."""
         await self._pool.close()
         self._record_held()
         while self._spans:
@@ -398,15 +363,6 @@ class RolloutRunner:
     def _cancel(self, attempt: Attempt) -> None:
         del self._running[attempt]
         self._pool.cancel(attempt)
-
-    def _draw(self) -> None:
-        group = next(self._jobs, None)
-        if group is None:
-            self._exhausted = True
-            return
-        self._on_draw(group)
-        for job in group:
-            self.scheduler.add(job)
 
     async def _attempt(self, job: Job) -> JSON:
         row = _row_of(job)
@@ -438,7 +394,6 @@ class RolloutRunner:
         return public_row({**row, **rollout, **metadata, LATENCY_FIELD: time.monotonic() - started})
 
     def _span(self, job: Job) -> Span:
-        """The span of a rollout, which all of its attempts share."""
         if self._options.tracing is None:
             return OFF
         if (found := self._spans.get(job.number)) is None:
@@ -446,15 +401,14 @@ class RolloutRunner:
         return found
 
     def _end_span(self, job: Job, rollout: JSON | None = None) -> None:
-        if (found := self._spans.pop(job.number, None)) is not None:
+        if (ended := self._spans.pop(job.number, None)) is not None:
             if rollout is not None:
-                found.set({"gym_serve.attempts": job.attempt + 1})
-                _describe(found, job.row, rollout)
-            found.end()
+                ended.set({"gym_serve.attempts": job.attempt + 1})
+                _describe(ended, job.row, rollout)
+            ended.end()
 
 
 def _describe(seen: Span, row: JSON, rollout: JSON) -> None:
-    """Say on a span which rollout it made, and how that ended."""
     seen.set({"gym_serve.rollout": row.get("_ng_rollout_id")})
     if is_failure(rollout):
         seen.fail(str(rollout.get("_ng_failure_class")), str(rollout.get("error")))
@@ -463,11 +417,6 @@ def _describe(seen: Span, row: JSON, rollout: JSON) -> None:
 
 
 def _checked(rollout: Any) -> JSON:
-    """An agent's answer, if it is a rollout.
-
-    Raises:
-        Unavailable: it is not a rollout; another attempt may succeed.
-    """
     if not isinstance(rollout, dict):
         raise Unavailable(f"the agent's answer must be a rollout, got {str(rollout)[:200]}")
     if not is_failure(rollout):
@@ -479,20 +428,15 @@ def _checked(rollout: Any) -> JSON:
 
 
 def _failure(rollout: JSON) -> Failure | None:
-    """A rollout's failure, if it failed."""
-    found = ending_of(rollout)
-    if not found.failed:
+    ending = ending_of(rollout)
+    if not ending.failed:
         return None
     kind = rollout.get("_ng_failure_class")
     record = rollout.get("failure")
     wait = record.get("retry_after") if isinstance(record, dict) else None
     retry_after = min(wait, LONGEST_WAIT) if isinstance(wait, int | float) and wait > 0 else 0.0
-    return Failure(
-        retryable=found.retried,
-        unavailable=kind == Unavailable.code,
-        overloaded=kind == Overloaded.code or (found.retried and retry_after > 0),
-        retry_after=retry_after,
-    )
+    overloaded = kind == Overloaded.code or (ending.retried and retry_after > 0)
+    return Failure(ending.retried, kind == Unavailable.code, overloaded, retry_after)
 
 
 def too_long(
@@ -501,10 +445,7 @@ def too_long(
     """The error of what would have to wait for too long.
 
     Args:
-        server: which refuses, or is away; None if that is unknown.
-        stage: in which it was asked.
-        detail: what it said.
-        wait: seconds that it asked for; 0 if it did not say.
+        wait: seconds that the server asked for; 0 if it did not say.
         patience: seconds for which a run waits; None where it asks for a number of times.
     """
     until = f"until {clock_time(wait)}" if wait else "and does not say until when"
@@ -537,11 +478,6 @@ def _alike(rollout: JSON) -> tuple[str, ...]:
     server, stage, said = _told(rollout)
     detail = _OWN_VALUE.sub("#", said[: 10 * _COMPARED])[:_COMPARED]
     return str(rollout.get("_ng_failure_class")), str(stage), str(server), detail
-
-
-def _cancelled(job: Job) -> JSON:
-    """The failure of an attempt that was cancelled from outside (the event loop of its calls has stopped)."""
-    return failed_rollout(_row_of(job), Unavailable("the call was cancelled"))
 
 
 def _row_of(job: Job) -> JSON:

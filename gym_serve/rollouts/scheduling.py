@@ -64,8 +64,7 @@ _FEWEST = 4
 """How many attempts in a row must find a graph unavailable that has answered, at least: two of each of two
 rollouts. One that has never answered is away as soon as all attempts say so, be it a single one."""
 
-MAX_PROBES = 8
-"""How many probes may fail; the default back-off reaches it in two to three minutes."""
+MAX_PROBES = 8  # how many probes may fail; the default back-off reaches it in two to three minutes
 
 
 class Outage:
@@ -73,7 +72,6 @@ class Outage:
 
     Args:
         concurrency: attempts that run at the same time. As many in a row must fail, or as there are jobs.
-        backoff: how long a pause lasts; it grows with every probe that fails.
     """
 
     def __init__(self, concurrency: int, backoff: Backoff) -> None:
@@ -90,28 +88,18 @@ class Outage:
         return self._until
 
     def places(self, now: float) -> int:
-        """How many attempts may run."""
         if self._until is None or self._probes > MAX_PROBES:
             return self._concurrency
         return 0 if now < self._until else 1
 
     def answered(self) -> None:
-        """An attempt ended with anything else than "unavailable"."""
         self._fewest = _FEWEST
         self._streak = self._probes = 0
         self._until = None
 
     def unavailable(self, started: float, now: float, jobs: int) -> Literal["attempt", "probe", "away"]:
-        """An attempt found the graph unavailable.
-
-        Args:
-            started: when it started.
-            now: the time.
-            jobs: how many are not finished, its own included.
-
-        Returns:
-            ``attempt``: it counts as an attempt at its rollout. ``probe``: it does not. ``away``: the graph
-            has been away for too long.
+        """An attempt found the graph unavailable. Returns ``attempt``: it counts as an attempt at its
+        rollout. ``probe``: it does not. ``away``: the graph has been away for too long.
         """
         if self._probes > MAX_PROBES:
             return "away"
@@ -129,11 +117,7 @@ _ROUNDS = 20  # from 1 to the ceiling
 
 
 class Pace:
-    """Bounds the attempts that run at the same time.
-
-    Args:
-        ceiling: the largest number, with which the run begins.
-    """
+    """Bounds the attempts that run at the same time."""
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
@@ -147,7 +131,6 @@ class Pace:
         return int(self._places)
 
     def answered(self) -> None:
-        """An attempt was not rejected."""
         self._places = min(self._ceiling, self._places + self._step / self._places)
 
     def overloaded(self, started: float, now: float) -> None:
@@ -159,20 +142,12 @@ class Pace:
 
 @dataclass
 class Job:
-    """One rollout to make.
+    """One rollout to make."""
 
-    Attributes:
-        number: position among all jobs; earlier jobs come first.
-        group: number of the row that it is a rollout of.
-        row: its materialized row.
-        attempt: how many attempts have failed so far, which is the number of the next one.
-        forgiven: how many of them no longer count.
-    """
-
-    number: int
+    number: int  # position among all jobs; earlier jobs come first
     group: int
     row: JSON
-    attempt: int = 0
+    attempt: int = 0  # how many attempts have failed so far, which is the number of the next one
     forgiven: int = 0
 
 
@@ -205,9 +180,7 @@ class Scheduler:
     """The state of all jobs that are not finished.
 
     Args:
-        concurrency: attempts that may run at the same time.
         attempts: how often a job may be tried; with one attempt, an outage pauses nothing.
-        backoff: how long a retry waits.
         patience: seconds, from its first start, for which a job waits that is rejected.
     """
 
@@ -226,12 +199,10 @@ class Scheduler:
 
     @property
     def open(self) -> int:
-        """How many jobs are not finished."""
         return len(self._jobs)
 
     @property
     def running(self) -> int:
-        """How many attempts run."""
         return len(self._running)
 
     @property
@@ -241,11 +212,9 @@ class Scheduler:
 
     @property
     def places(self) -> int:
-        """How many attempts may run now."""
         return self._places(self._now)
 
     def add(self, job: Job) -> None:
-        """Add a job."""
         self._jobs[job.number] = job
         heapq.heappush(self._ready, job.number)
 
@@ -267,9 +236,6 @@ class Scheduler:
         """Record the result of an attempt.
 
         Args:
-            number: the job.
-            attempt: the attempt.
-            now: the time.
             failure: its failure; None if it was scored.
 
         Returns:
@@ -306,20 +272,14 @@ class Scheduler:
         return "done"
 
     def drop(self, number: int) -> bool:
-        """Drop a job.
-
-        Returns:
-            whether an attempt at it is running, which the caller must cancel.
-        """
+        """Drop a job; returns whether an attempt at it is running, which the caller must cancel."""
         self._jobs.pop(number, None)
         self._pushed.pop(number, None)
         return self._running.pop(number, None) is not None
 
     def restart(self, job: Job) -> bool:
         """Begin a job anew: its attempts so far no longer count. One that waits to start goes on waiting.
-
-        Returns:
-            whether an attempt at it is running, which the caller must cancel.
+        Returns whether an attempt at it is running, which the caller must cancel.
         """
         running = job.number in self._running
         if running or job.number not in self._jobs:
@@ -369,26 +329,17 @@ class Scheduler:
         return True
 
 
-MAX_FAILURES = 5
-"""Operator errors in a row that end a run, by default."""
+MAX_FAILURES = 5  # operator errors in a row that end a run, by default
 
 _FATAL_AT_ONCE = (Unauthorized, EndpointAccessDenied, RepeatedFailure)
 
 
 class OperatorErrors:
-    """Counts operator errors.
-
-    Args:
-        limit: how many of them without a scored rollout in between end the run.
-
-    Attributes:
-        last: the last one; None if there was none.
-        fatal: the one that ends the run; None while it goes on.
-    """
+    """Counts operator errors."""
 
     def __init__(self, limit: int = MAX_FAILURES) -> None:
-        self.last: OperatorError | None = None
-        self.fatal: OperatorError | None = None
+        self.last: OperatorError | None = None  # the last one; None if there was none
+        self.fatal: OperatorError | None = None  # the one that ends the run; None while it goes on
         self._limit = limit
         self._in_a_row = 0
 
@@ -400,7 +351,6 @@ class OperatorErrors:
             self.fatal = error
 
     def scored(self) -> None:
-        """A rollout was scored."""
         self._in_a_row = 0
 
 
@@ -413,13 +363,10 @@ class RepeatedFailures(Generic[T]):
     One such failure is that of its row. Twenty in a row, with no score and no other such failure in between,
     are that of the data, the environment or the agent: they end the run, and their rows stay open. (Those of
     one row alone, which is repeated, do not.)
-
-    Attributes:
-        fatal: the error that ends the run; None while it goes on.
     """
 
     def __init__(self) -> None:
-        self.fatal: RepeatedFailure | None = None
+        self.fatal: RepeatedFailure | None = None  # the error that ends the run; None while it goes on
         self._alike: tuple[str, ...] | None = None
         self._held: list[T] = []
         self._groups: set[int] = set()
@@ -428,10 +375,7 @@ class RepeatedFailures(Generic[T]):
         """The results that count after another one.
 
         Args:
-            result: the result.
-            group: number of the row that it is a rollout of.
             alike: what equal failures have in common; None if the result can be none of them.
-            ending: how its episode ended.
         """
         if alike is None:
             return [result] if ending.failed else [*self.released(), result]
@@ -467,21 +411,15 @@ the rollouts of one row together, in the order of their repeats, as groups compl
 
 
 class Ordering(Generic[T]):
-    """Puts results in order.
-
-    Args:
-        order: which one.
-    """
+    """Puts results in order."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._sizes: dict[int, int] = {}
         self._results: dict[int, dict[int, T]] = {}
-        self.held = 0
-        """How many results wait for their turn."""
+        self.held = 0  # how many results wait for their turn
 
     def expect(self, group: int, size: int) -> None:
-        """Announce a group, in the order of the rows."""
         if self._order != "completion":
             self._sizes[group] = size
             self._results[group] = {}
@@ -499,7 +437,6 @@ class Ordering(Generic[T]):
             yield from self._released(group)
 
     def _heads(self) -> Iterator[T]:
-        """All groups at the front that are complete."""
         while self._sizes:
             group, size = next(iter(self._sizes.items()))
             if len(self._results[group]) < size:

@@ -49,18 +49,16 @@ class StreamOptions:
     Attributes:
         max_staleness: largest staleness of a group, in versions; with 0 nothing is made while the trainer
             learns.
-        straddle: what becomes of rollouts that run while the policy changes.
         batch: groups that the trainer takes for each version; None to learn it from the version before.
-        ahead: for how many versions groups are made ahead; None for ``max_staleness``.
 
     Raises:
         InvalidRequest: a value is out of its range.
     """
 
     max_staleness: int
-    straddle: Straddle = "continue"
+    straddle: Straddle = "continue"  # what becomes of rollouts that run while the policy changes
     batch: int | None = None
-    ahead: int | None = None
+    ahead: int | None = None  # for how many versions groups are made ahead; None for ``max_staleness``
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
@@ -76,26 +74,16 @@ class StreamOptions:
 
     @property
     def depth(self) -> int:
-        """For how many versions groups are made ahead."""
         return self.max_staleness if self.ahead is None else self.ahead
 
 
 @dataclass
 class Place:
-    """A group that has begun and is not taken.
-
-    Attributes:
-        oldest: version at which its oldest rollout began.
-        due: version at which it must be taken.
-        scored: whether it has a rollout that ended with a reward.
-        complete: whether all of its rollouts have ended.
-        ready: whether the trainer may take it.
-        usable: whether the trainer learns from it.
-    """
+    """A group that has begun and is not taken."""
 
     oldest: int
-    due: int
-    scored: bool = False
+    due: int  # version at which it must be taken
+    scored: bool = False  # whether it has a rollout that ended with a reward
     complete: bool = False
     ready: bool = False
     usable: bool = True
@@ -104,24 +92,16 @@ class Place:
 class Change(NamedTuple):
     """What a new version means for the groups that are not taken, by their numbers."""
 
-    stale: list[int]
-    """They are too old: all of it begins again."""
-    restart: list[int]
-    """Their running rollouts begin again."""
-    cancel: list[int]
-    """They straddle the versions: all of it begins again."""
+    stale: list[int]  # they are too old: all of it begins again
+    restart: list[int]  # their running rollouts begin again
+    cancel: list[int]  # they straddle the versions: all of it begins again
 
 
 class StalenessBook:
     """The groups that have begun and are not taken.
 
     Args:
-        options: how far they may run ahead.
         batch: groups that the trainer takes for the first version, if the options do not say it.
-
-    Attributes:
-        version: of the policy.
-        waiting: how many takers wait for a group.
     """
 
     def __init__(self, options: StreamOptions, batch: int = 1) -> None:
@@ -137,7 +117,6 @@ class StalenessBook:
 
     @property
     def room(self) -> int:
-        """How many groups may begin now."""
         return max(0, self._slots + self._options.depth * self._batch - len(self._places))
 
     def begin(self, group: int) -> None:
@@ -149,7 +128,6 @@ class StalenessBook:
         self._places[group].scored = True
 
     def complete(self, group: int) -> None:
-        """No rollout of a group runs any more."""
         self._places[group].complete = True
 
     def ready(self, group: int, *, usable: bool) -> None:
@@ -196,7 +174,6 @@ class StalenessBook:
         return group
 
     def take(self, group: int) -> Place:
-        """The trainer takes a group."""
         place = self._places.pop(group)
         self._taken += place.usable
         return place
@@ -209,10 +186,7 @@ class StalenessBook:
 
     @property
     def _slots(self) -> int:
-        """How many groups the trainer goes on to take at this version: the rest of its batch.
-
-        After a whole batch none, until it asks for one all the same: then it takes another batch.
-        """
+        """How many groups the trainer goes on to take at this version: the rest of its batch."""
         left = -self._taken % self._batch
         return left or (self._batch if self.waiting or not self._taken else 0)
 

@@ -32,11 +32,9 @@ class IntTable:
         return self._values[slot] if self._keys[slot] else None
 
     def values(self) -> Iterator[int]:
-        """All values, in no particular order."""
         return (value for key, value in zip(self._keys, self._values, strict=True) if key)
 
     def items(self) -> Iterator[tuple[int, int]]:
-        """All keys with their values, in no particular order."""
         return ((key - 1, value) for key, value in zip(self._keys, self._values, strict=True) if key)
 
     def __setitem__(self, key: int, value: int) -> None:
@@ -120,10 +118,8 @@ class TaskMeans:
 
 
 def digest(value: object) -> int:
-    """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million.
-
-    Raises:
-        TypeError: the value is not JSON.
+    """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million. Raises
+    `TypeError`: the value is not JSON.
     """
     try:
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

@@ -1,10 +1,9 @@
 """Trackers of experiments: Weights & Biases, MLflow and TensorBoard follow a collection or a training.
 
-A `Tracker` takes the configuration of a run, numbers over time, and tables of samples. `Tracking` gives it
-those of a collection, and `RolloutTracking` those of all rollouts that a `Gym` makes. Both have a thread of
-their own: a service that is slow or gone delays no rollout, and what it raises is logged and ends nothing.
-Where the results go, and whether offline, is set as always with these tools: by ``WANDB_MODE``,
-``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI`` and so on.
+`Tracking` gives a `Tracker` the numbers of a collection, and `RolloutTracking` those of all rollouts that a
+`Gym` makes. Both have a thread of their own: a service that is slow or gone delays no rollout, and what it
+raises is logged and ends nothing. Where the results go is set as always with these tools: by ``WANDB_MODE``,
+``MLFLOW_TRACKING_URI`` and so on.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ from gym_serve.types.rows import Rollout, agent_name
 
 logger = logging.getLogger("gym_serve")
 
-COLUMNS = ("rollout", "agent", "prompt", "answer", "reward", "reason")
-"""The columns of a table of samples."""
+COLUMNS = ("rollout", "agent", "prompt", "answer", "reward", "reason")  # the columns of a table of samples
 
-SAMPLES = 50
-"""The rollouts of a table of samples."""
+SAMPLES = 50  # the rollouts of a table of samples
 
 _EVERY_SECONDS = 10.0
 _TABLE_SECONDS = 600.0
@@ -68,7 +65,6 @@ def open_tracker(kind: str, output: Path) -> Tracker:
     to those that the trainer logs next, and MLflow makes a run below it.
 
     Args:
-        kind: ``wandb``, ``mlflow`` or ``tensorboard``.
         output: where the run writes, e.g. the main file of a collection. Its name is that of the run, and
             files of the tracker lie beside it: TensorBoard's in ``OUT_tensorboard``.
 
@@ -80,11 +76,7 @@ def open_tracker(kind: str, output: Path) -> Tracker:
 
 
 def check_tracker(kind: str) -> None:
-    """Check that a tracker can be opened.
-
-    Raises:
-        InvalidRequest: there is no such tracker, or its package is missing.
-    """
+    """Check that a tracker can be opened. Raises `InvalidRequest`: there is none, or it is not installed."""
     if kind not in TRACKERS:
         raise InvalidRequest(f"`track` must be one of {', '.join(TRACKERS)}, got {kind!r}")
     if find_spec(package := TRACKERS[kind].package) is None:
@@ -131,11 +123,11 @@ class MlflowTracker:
         mlflow = import_module("mlflow")
         self._client = mlflow.MlflowClient()
         if (active := mlflow.active_run()) is None:
-            made = self._client.create_run(_experiment(mlflow), run_name=name)
+            run = self._client.create_run(_experiment(mlflow), run_name=name)
         else:
             parent = {"mlflow.parentRunId": active.info.run_id}
-            made = self._client.create_run(active.info.experiment_id, tags=parent, run_name=name)
-        self._run = made.info.run_id
+            run = self._client.create_run(active.info.experiment_id, tags=parent, run_name=name)
+        self._run = run.info.run_id
 
     def config(self, values: Mapping[str, Any]) -> None:
         self._client.log_dict(self._run, dict(values), "config.json")
@@ -161,8 +153,8 @@ class MlflowTracker:
 def _experiment(mlflow: Any) -> str:
     """The id of the experiment that ``MLFLOW_EXPERIMENT_NAME`` or ``_ID`` name, by default gym_serve."""
     variables = import_module("mlflow.environment_variables")
-    if (given := variables.MLFLOW_EXPERIMENT_ID.get()) is not None:
-        return str(given)
+    if (experiment := variables.MLFLOW_EXPERIMENT_ID.get()) is not None:
+        return str(experiment)
     name = variables.MLFLOW_EXPERIMENT_NAME.get() or "gym_serve"
     return str(mlflow.set_experiment(name).experiment_id)
 
@@ -185,9 +177,8 @@ class TensorboardTracker:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
-        self._writer.add_text(
-            "samples", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step
-        )
+        text = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+        self._writer.add_text("samples", text, step)
 
     def close(self) -> None:
         self._writer.close()
@@ -208,13 +199,7 @@ TRACKERS: Mapping[str, type[WandbTracker | MlflowTracker | TensorboardTracker]] 
 
 
 class Tracking:
-    """Gives a tracker what a collection does, until it is closed.
-
-    Args:
-        tracker: where it goes.
-        config: the configuration of the run.
-        clock: seconds.
-    """
+    """Gives a tracker what a collection does, until it is closed."""
 
     def __init__(
         self, tracker: Tracker, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
@@ -228,7 +213,6 @@ class Tracking:
         self._send(tracker.config, dict(config))
 
     def progress(self, progress: Progress) -> None:
-        """Tell the counts, every 10 seconds."""
         if self.is_due:
             self._tell(progress)
 
@@ -249,7 +233,6 @@ class Tracking:
 
     @property
     def is_due(self) -> bool:
-        """Whether counts are told now."""
         return self._told is None or self._clock() >= self._told[0] + _EVERY_SECONDS
 
     def _tell(self, progress: Progress, since: Progress | None = None) -> None:
@@ -292,11 +275,6 @@ class RolloutTracking(Tracking):
     Counts are told every 10 seconds, and a table of samples every 10 minutes. ``reward/mean`` and
     ``reward/coverage`` are those of the rollouts since the last time, as a policy in training changes;
     ``rollouts/failed`` counts attempts.
-
-    Args:
-        tracker, config, clock: see `Tracking`.
-        running: how many rollouts run now.
-        on_close: called when it is closed.
     """
 
     def __init__(
@@ -379,7 +357,6 @@ class _Samples:
             self._rows[place] = _row(rollout)
 
     def take(self) -> list[list[Any]]:
-        """The rows of a table with `COLUMNS`; it begins again."""
         rows, self._rows, self._seen = self._rows, [], 0
         return rows
 
@@ -396,10 +373,7 @@ def _row(rollout: JSON) -> list[Any]:
 
 
 def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
-    """The numbers in the metrics of a run, as ``agent/metric``, and the share of rollouts they are of.
-
-    A tracker draws a chart of each, so those of k attempts are told for the powers of two and the largest k.
-    """
+    """The numbers in the metrics of a run, as ``agent/metric``, and the share of rollouts they are of."""
     for agent in agents:
         name, metrics = agent["agent_ref"]["name"], agent.get("agent_metrics") or {}
         if (of := agent.get("coverage")) and of["asked"]:
@@ -412,5 +386,4 @@ def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
                 yield f"{name}/{key}", float(value)
 
 
-_ATTEMPTS = re.compile(r"(?:@|avg-of-)(\d+)")
-"""The k in ``pass@k``, ``pass@1[avg-of-k]`` and ``majority@k``."""
+_ATTEMPTS = re.compile(r"(?:@|avg-of-)(\d+)")  # the k in ``pass@k``, ``pass@1[avg-of-k]`` and ``majority@k``

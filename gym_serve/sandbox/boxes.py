@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, S
 
 from gym_serve.types.errors import GraphError
 
-GROUP = "gym_serve.sandboxes"
-"""The entry points of providers."""
+GROUP = "gym_serve.sandboxes"  # the entry points of providers
 
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")]
 
@@ -73,12 +72,10 @@ class ExecResult(BaseModel):
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself, with status 0."""
         return self.ended == "exit" and self.status == 0
 
     @property
     def text(self) -> str:
-        """Output and errors, for people and models."""
         return (self.stdout + self.stderr).decode("utf-8", "replace")
 
 
@@ -105,10 +102,8 @@ class Sandbox(Protocol):
         """Execute a command. Several may run at the same time; processes that one leaves behind go on.
 
         Args:
-            command: a program with its arguments, or a text for the shell.
             timeout: seconds after which the command is killed with all that it started in its session.
             cwd, user: those of the box by default.
-            env: further environment variables.
             output_limit: bytes of each output that are returned.
 
         Raises:
@@ -146,9 +141,6 @@ class Sandbox(Protocol):
 
     async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
         """Unpack a tar archive into a folder, which is made if it is missing.
-
-        Args:
-            clear: remove what the folder has first.
 
         Raises:
             SandboxRefused: the archive or the folder is no such thing.

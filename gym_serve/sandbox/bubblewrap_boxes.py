@@ -46,10 +46,7 @@ _FOLDERS = {
     **dict.fromkeys(("home", "mnt", "opt", "run", "srv", "var/cache", "var/lib", "var/log"), 0o755),
     **{"root": 0o700, "tmp": 0o1777, "var/tmp": 0o1777},
 }
-_VARIABLES = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-}
+_VARIABLES = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _RESOLVER = Path("/etc/resolv.conf")
 
 
@@ -60,7 +57,6 @@ class BubblewrapBoxes:
         self._bubblewrap: Bubblewrap | None = None
 
     def problems(self) -> list[str]:
-        """See `SandboxProvider.problems`."""
         try:
             self._confinement()
         except GraphError as error:
@@ -75,7 +71,6 @@ class BubblewrapBoxes:
         return self._bubblewrap
 
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
-        """See `SandboxProvider.create`."""
         bubblewrap = await asyncio.to_thread(self._confinement)
         plan = _Plan(spec, bubblewrap, layer)
         try:
@@ -94,11 +89,7 @@ class BubblewrapBoxes:
 
 
 class _Plan:
-    """What ``bwrap`` is asked for, and what the first process is told.
-
-    Args:
-        layer: folder on disk for what the box writes; None for memory.
-    """
+    """What ``bwrap`` is asked for, and what the first process is told."""
 
     def __init__(self, spec: SandboxSpec, bubblewrap: Bubblewrap, layer: Path | None) -> None:
         self._spec = spec
@@ -128,7 +119,6 @@ class _Plan:
             )
 
     def command(self) -> list[str]:
-        """The command line."""
         spec = self._spec
         if self._layer is None:
             written = ["--size", str(spec.disk_mb << 20), "--tmpfs", "/rw"]
@@ -137,7 +127,6 @@ class _Plan:
         return self._bubblewrap.resident([*written, *self._shown], network=spec.network == "full")
 
     def config(self) -> dict[str, Any]:
-        """What `inside.resident` reads first."""
         spec, machine = self._spec, self._spec.root is None
         cores = sorted(os.sched_getaffinity(0))
         return {
@@ -196,12 +185,7 @@ def _files(*, machine: bool, network: bool) -> list[tuple[str, str, bytes]]:
 
 
 class BubblewrapBox:
-    """A box with its own first process; see `Sandbox`.
-
-    Args:
-        process: ``bwrap``.
-        layer: folder that keeps what is written.
-    """
+    """A box with its own first process; see `Sandbox`."""
 
     def __init__(self, process: ConfinedProcess, layer: Path | None) -> None:
         self._process = process
@@ -213,11 +197,7 @@ class BubblewrapBox:
         self._over: str | None = None
 
     async def begin(self, config: Mapping[str, Any]) -> None:
-        """Have the first process make the root.
-
-        Raises:
-            Unavailable: it does not.
-        """
+        """Have the first process make the root. Raises `Unavailable` if it does not."""
         reply = self._expect(0, _NOTES)
         self._reading = asyncio.create_task(self._read())
         self._write(_resident())
@@ -240,7 +220,6 @@ class BubblewrapBox:
         stdin: bytes = b"",
         output_limit: int = 1 << 20,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not argv or any("\0" in word for word in argv):
             raise SandboxRefused("a command must have words, and none with a NUL character")
@@ -248,23 +227,18 @@ class BubblewrapBox:
         return await self._ask(request, stdin, timeout, output_limit)
 
     async def read(self, path: str, *, limit: int = 1 << 24) -> bytes:
-        """See `Sandbox.read`."""
         return await self._file("read", path, limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `Sandbox.write`."""
         await self._file("write", path, data, mode=mode)
 
     async def get(self, path: str, *, limit: int = 1 << 26) -> bytes:
-        """See `Sandbox.get`."""
         return await self._file("get", path, limit=limit)
 
     async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
-        """See `Sandbox.put`."""
         await self._file("put", path, archive, clear=clear)
 
     async def close(self) -> None:
-        """See `Sandbox.close`."""
         self._end("it was closed")
         await self._process.stop()
         if self._reading is not None:

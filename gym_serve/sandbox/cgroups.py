@@ -23,11 +23,7 @@ _PREFIX = "gym-serve-"
 
 
 class ControlGroups:
-    """Groups below one that this process may manage.
-
-    Args:
-        parent: folder of a group whose ``cgroup.subtree_control`` has ``cpu``.
-    """
+    """Groups below one that this process may manage."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
@@ -37,12 +33,7 @@ class ControlGroups:
     def found(
         cls, mounts: Path = Path("/proc/self/mountinfo"), groups: Path = Path("/proc/self/cgroup")
     ) -> ControlGroups | None:
-        """Those of this process; None where there are none that it may manage.
-
-        Args:
-            mounts: what is mounted where.
-            groups: the groups that this process is in.
-        """
+        """Those of this process; None where there are none that it may manage."""
         try:
             root, own = _root(mounts), _own(groups)
         except OSError:  # a system without them
@@ -63,13 +54,8 @@ class ControlGroups:
         return None
 
     def create(self, cpus: float = 1.0) -> Path:
-        """A new group for one sandbox; a process joins it by writing ``0`` to its ``cgroup.procs``.
-
-        Args:
-            cpus: processors that it may use.
-
-        Raises:
-            OSError: it cannot be made.
+        """A new group for one sandbox; a process joins it by writing ``0`` to its ``cgroup.procs``. Raises
+        `OSError` if it cannot be made.
         """
         group = self._parent / f"{_PREFIX}{os.getpid()}-{next(self._numbers)}"
         group.mkdir()
@@ -107,7 +93,6 @@ class ControlGroups:
 
 
 def _root(mounts: Path) -> Path | None:
-    """Where the tree of version 2 is mounted."""
     for line in mounts.read_text().splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
@@ -123,7 +108,6 @@ def _own(groups: Path) -> Path | None:
 
 
 def _controllers(group: Path) -> list[str]:
-    """Those that the groups below it have."""
     try:
         return (group / "cgroup.subtree_control").read_text().split()
     except OSError:

@@ -16,11 +16,7 @@ from gym_serve.workers.process import ChildProcess
 
 
 class ConfinedProcess:
-    """A process that `start` has started, until `stop`.
-
-    Attributes:
-        reader, writer: the socket to it, its standard input.
-    """
+    """A process that `start` has started, until `stop`."""
 
     def __init__(
         self, confinement: Confinement, process: ChildProcess, folder: str | None, group: Path | None
@@ -42,7 +38,6 @@ class ConfinedProcess:
 
         Args:
             max_line: bytes of the longest line that `reader` accepts.
-            cpus: processors that it may use, where there are control groups.
 
         Raises:
             OSError: it cannot be started.
@@ -89,11 +84,7 @@ def _remove(confinement: Confinement, folder: str | None, group: Path | None) ->
 
 
 def _prepared(command: list[str], group: Path | None) -> list[str]:
-    """A command that joins a control group, and that the system kills first if memory is short.
-
-    Raises:
-        OSError: the program does not exist.
-    """
+    """A command that joins a control group, and that the system kills first if memory is short."""
     os.stat(command[0])  # else the exit status of the shell would look like the program's
     if sys.platform != "linux":
         return command

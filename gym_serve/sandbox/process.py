@@ -85,13 +85,7 @@ class _Reply(NamedTuple):
 
 
 class SandboxedPython:
-    """A Python process in a sandbox: `start`, then `execute` or `run`, then `stop`.
-
-    Args:
-        sandbox: the sandbox that confines it.
-        limits: its limits.
-        prelude: trusted code that runs first; all code can use its names.
-    """
+    """A Python process in a sandbox: `start`, then `execute` or `run`, then `stop`."""
 
     def __init__(self, sandbox: Confinement, limits: Limits, prelude: str = "") -> None:
         self._sandbox = sandbox
@@ -131,7 +125,6 @@ class SandboxedPython:
         The code is interrupted at its time limit; if it ignores that, the process is killed.
 
         Args:
-            code: Python statements; the value of a last expression is the result.
             timeout: limit of the seconds that it runs or sleeps; waiting for a processor does not count.
             output_limit: maximum characters of the result, and bytes of each output, that are returned.
 
@@ -177,13 +170,10 @@ class SandboxedPython:
         """Run a program in a process of its own.
 
         Args:
-            code: the program.
             timeout: limit of the seconds that it runs or sleeps; waiting for a processor does not count.
             output_limit: maximum bytes of its output, and of its value, that are returned.
-            stdin: its standard input.
             function: a function of the program, or a method of its class ``Solution``, to call; the program
                 is not ``__main__`` then.
-            arguments: arguments of the function; JSON values.
 
         Raises:
             SandboxDied: the process did not survive the program; no further call is possible.
@@ -276,7 +266,6 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 def _sizes(message: dict[str, Any], limit: int) -> list[int]:
-    """Of the texts that follow a message."""
     sizes = message.get("sizes")
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise SandboxDied("the process sent a malformed message")
@@ -295,11 +284,7 @@ async def _decoded(texts: list[bytes]) -> list[str]:
 
 
 class _Turns:
-    """A semaphore that lets those in first who have used least.
-
-    Args:
-        count: how many are in at a time.
-    """
+    """A semaphore that lets those in first who have used least."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -337,14 +322,7 @@ class _Turns:
 
 
 class SandboxPool:
-    """Warm sandboxes of one kind.
-
-    Args:
-        sandbox: the sandbox that confines them.
-        limits: limits of each.
-        size: number of processes that are kept ready.
-        prelude: trusted code that each runs first.
-    """
+    """Warm sandboxes of one kind."""
 
     def __init__(self, sandbox: Confinement, limits: Limits, *, size: int, prelude: str = "") -> None:
         self._sandbox = sandbox
@@ -358,14 +336,11 @@ class SandboxPool:
 
     @property
     def crowded(self) -> bool:
-        """Whether work waits for its turn."""
         return bool(self._turns.waiting)
 
     async def start(self) -> None:
-        """Start all of them; returns when they are ready.
-
-        Raises:
-            Unavailable: one does not start; gives the reason.
+        """Start all of them; returns when they are ready. Raises `Unavailable`: one does not start; gives the
+        reason.
         """
         self._running = True
         try:
@@ -387,10 +362,8 @@ class SandboxPool:
         self._ready.clear()
 
     async def take(self) -> SandboxedPython:
-        """Take a started process; the caller stops it.
-
-        Raises:
-            Unavailable: the pool is not running, or a sandbox does not start.
+        """Take a started process; the caller stops it. Raises `Unavailable`: the pool is not running, or a
+        sandbox does not start.
         """
         if not self._running:
             raise Unavailable("the pool of sandboxes is not running")
@@ -409,8 +382,6 @@ class SandboxPool:
         Nothing that runs in a sandbox can end its first process, so if that dies, the work is repeated once.
 
         Args:
-            work: what to do with the process; it does not stop it.
-            what: what is graded, for messages: ``"program"``.
             used: seconds that were used for it in earlier turns.
 
         Raises:

@@ -33,15 +33,13 @@ from gym_serve.types.errors import GraphError
 
 logger = logging.getLogger("gym_serve")
 
-PACKAGES = "/sandbox/packages"
-"""Folder of packages in the sandbox."""
+PACKAGES = "/sandbox/packages"  # folder of packages in the sandbox
 
 _LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib64")
 _FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/usr/share/zoneinfo")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _REQUIRED = re.compile(r"([A-Za-z0-9._-]+)(?!.*\bextra\b)")
-SandboxName = Literal["bubblewrap", "process"]
-"""Names of the sandboxes in a graph file."""
+SandboxName = Literal["bubblewrap", "process"]  # names of the sandboxes in a graph file
 
 _CHECK_SECONDS = 30.0
 _SHARED_MEMORY = 64 << 20  # bytes of a box's /dev/shm
@@ -79,18 +77,11 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one sandbox: sizes in bytes, and the number of open files.
+    """Limits of one sandbox: sizes in bytes, and the number of open files."""
 
-    Attributes:
-        memory_bytes: address space of each process; confined code has one process.
-        file_bytes: size of each file that it writes, standard output included.
-        disk_bytes: size of all files together, in memory; ``process`` does not limit it.
-        open_files: number of open files.
-    """
-
-    memory_bytes: int = 1 << 30
-    file_bytes: int = 16 << 20
-    disk_bytes: int = 64 << 20
+    memory_bytes: int = 1 << 30  # address space of each process; confined code has one process
+    file_bytes: int = 16 << 20  # size of each file that it writes, standard output included
+    disk_bytes: int = 64 << 20  # size of all files together, in memory; ``process`` does not limit it
     open_files: int = 64
 
 
@@ -176,14 +167,12 @@ class Confinement(Protocol):
     Attributes:
         confines: whether the code has no access to files, network and other processes; if so, the filter
             of `inside.confinement` also refuses it system calls.
-        path: folders of the packages that the code may import.
-        user: id of the user that the code runs as; None for that of its supervisor.
         groups: the control groups, of which each sandbox gets its own; None if there are none.
     """
 
     confines: bool
-    path: list[str]
-    user: int | None
+    path: list[str]  # folders of the packages that the code may import
+    user: int | None  # id of the user that the code runs as; None for that of its supervisor
     groups: ControlGroups | None
 
     def command(self, limits: Limits) -> list[str]:
@@ -207,7 +196,6 @@ class PlainProcess:
         self.path = [folder for folder in sys.path if Path(folder).name in names and os.path.isdir(folder)]
 
     def command(self, limits: Limits) -> list[str]:
-        """Python itself."""
         return [*_python(), *_START, str(_INSIDE.parent)]
 
 
@@ -240,10 +228,6 @@ class Bubblewrap:
         """``bwrap`` that starts the resident process of a box (`gym_serve.sandbox.inside.resident`).
 
         It is root in its namespaces until it has made the box's root.
-
-        Args:
-            arguments: what it shows of the machine, further arguments of ``bwrap``.
-            network: whether it stays in the network of the machine.
         """
         rights = ["--cap-add", "ALL"] if self.user is None else _capabilities(_RIGHTS_OF_RESIDENT)
         who = [] if self.user is not None else ["--unshare-user", "--uid", "0", "--gid", "0"]
@@ -381,7 +365,6 @@ def sandbox_problems(name: SandboxName, packages: Iterable[str] = ()) -> list[st
 
 
 def _exists(user: int) -> bool:
-    """Whether this process's user namespace has a user of this id."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         first, _, count = map(int, line.split())
         if first <= user < first + count:

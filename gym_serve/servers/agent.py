@@ -1,8 +1,7 @@
 """`AgentServer` owns the episode: seed, act, verify, close. A subclass writes `act` alone.
 
-An episode always ends with a rollout: with a reward, or with a failure that no trainer mistakes for a zero.
-Which of the two follows from the table in `gym_serve.types.endings`.
-Its session is closed in any case, also if the episode is cancelled.
+An episode always ends with a rollout: with a reward, or with a failure that no trainer mistakes for a zero;
+the table in `gym_serve.types.endings` decides. Its session is closed in any case.
 """
 
 from __future__ import annotations
@@ -32,14 +31,7 @@ from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
 from gym_serve.servers.spans import PROVIDER
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.types.endings import OnDeadline, ending
-from gym_serve.types.errors import (
-    AgentFailed,
-    AuthorError,
-    GymError,
-    PolicyDeadline,
-    Rejected,
-    Unavailable,
-)
+from gym_serve.types.errors import AgentFailed, AuthorError, GymError, PolicyDeadline, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON
@@ -109,9 +101,8 @@ class AgentServer(Server):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.act is AgentServer.act and cls.run is AgentServer.run:
-            raise TypeError(
-                f"{place_of_class(cls)}: {cls.__name__} must define `act`, which drives the episode"
-            )
+            where = place_of_class(cls)
+            raise TypeError(f"{where}: {cls.__name__} must define `act`, which drives the episode")
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
@@ -119,30 +110,20 @@ class AgentServer(Server):
         self._meter = RolloutMeter(self.name, name_of(self.config.resources, "resources"))
         self._limits = Limits(*(getattr(self.config, name) for name in Limits._fields))
         self._closing: set[asyncio.Task[None]] = set()
-        self.live = LiveEpisodes()
-        """The episodes that run here, and the last ones that have run."""
+        self.live = LiveEpisodes()  # the episodes that run here, and the last ones that have run
 
     async def act(self, episode: Episode) -> None:
-        """Drive an episode to its end: model calls and tool calls, nothing else.
-
-        Raises:
-            GymError: the episode failed.
-        """
+        """Drive an episode to its end: model calls and tool calls, nothing else. A `GymError` fails it."""
         raise NotImplementedError
 
     async def verdict(self, episode: Episode) -> JSON:
-        """The verdict on a finished episode: ``reward`` and the verifier's own fields.
-
-        Raises:
-            GymError: no reward could be computed.
-        """
+        """The verdict on a finished episode: ``reward`` and the verifier's own fields."""
         return await episode.verify()
 
     async def run(self, row: JSON) -> JSON:
         """One episode of a row: the row, its response, the reward and the verifier's fields.
 
-        Raises:
-            InvalidRequest: the row is malformed. Any other failure is part of the rollout.
+        Raises `InvalidRequest` if the row is malformed. Any other failure is part of the rollout.
         """
         row = with_prompt(row) if isinstance(row, dict) else row
         check_row(row)
@@ -176,15 +157,10 @@ class AgentServer(Server):
         return rollout
 
     async def responses(self, params: JSON) -> JSON:
-        """A whole episode as one Response, so that an agent can take the place of a model.
+        """A whole episode as one Response, so that an agent can take the place of a model. Nothing is
+        verified.
 
-        Nothing is verified.
-
-        Args:
-            params: a Responses body. Without ``tools``, the model is offered those of the environment.
-
-        Raises:
-            GymError: the episode failed.
+        ``params``: a Responses body; without ``tools``, the model is offered those of the environment.
         """
         check_params(params)
         episode = self._begun(self._episode({"responses_create_params": params}))
@@ -195,15 +171,13 @@ class AgentServer(Server):
         return episode.response
 
     def operations(self) -> dict[str, Operation]:
+        models = "This agent, as the model of its endpoint"
+        metrics = "Metrics over many rollouts"
         return {
             "run": Operation(self._answer_run, "Run one episode of a row", ROW, ROLLOUT),
             **{op: self._protocol(op, protocol) for op, protocol in PROTOCOLS.items()},
-            "v1/models": Operation(
-                self._models, "This agent, as the model of its endpoint", None, schemas.MODELS, "GET"
-            ),
-            "aggregate_metrics": Operation(
-                self.aggregate, "Metrics over many rollouts", VERIFIED, {"type": "object"}
-            ),
+            "v1/models": Operation(self._models, models, None, schemas.MODELS, "GET"),
+            "aggregate_metrics": Operation(self.aggregate, metrics, VERIFIED, {"type": "object"}),
         }
 
     def _protocol(self, op: str, protocol: WireProtocol) -> Operation:
@@ -257,13 +231,7 @@ class AgentServer(Server):
         """See `Server.check_endpoint`: the agent's model checks it."""
 
     def endpoint_of(self, row: JSON) -> tuple[JSON, ModelEndpoint | None]:
-        """The row without keys, and the endpoint of its model.
-
-        The process that runs the rollouts sends it with the call. One that is in the row came over HTTP.
-
-        Raises:
-            InvalidRequest: the row names one that cannot be.
-        """
+        """The row without keys, and the endpoint of its model: the caller's, or, over HTTP, the row's own."""
         endpoint = current().endpoint or endpoint_of(row, over_http=True)
         if endpoint is None:
             return row, None
@@ -293,14 +261,8 @@ class AgentServer(Server):
             await self._close(episode)
 
     async def _verdict_on(self, episode: Episode, late: PolicyDeadline | None) -> JSON:
-        """The verdict on an episode; see ``on_deadline``.
-
-        Args:
-            episode: the episode.
-            late: how its policy used up its time, if it did.
-
-        Raises:
-            PolicyDeadline: ``late``, or that of the verifier, where it is to be masked.
+        """The verdict on an episode; see ``on_deadline``. ``late``: how its policy used up its time, if it
+        did.
         """
         if late is not None:
             episode.stop(f"{late.stage}_deadline")
@@ -324,15 +286,12 @@ class AgentServer(Server):
             with use(self._limited(episode)):
                 asked = episode.row["responses_create_params"].get("tools")
                 if asked is None and self.config.resources is not None:
-                    await self._offer_tools(episode)
+                    # As in a rollout: a client of an endpoint knows no tools.
+                    with suppress(Rejected, AuthorError):  # it needs more of a row than a prompt
+                        await episode.seed()
                 await self._act(episode)
         finally:
             await self._close(episode)
-
-    async def _offer_tools(self, episode: Episode) -> None:
-        """Offer the model the environment's tools, as in a rollout: a client of an endpoint knows none."""
-        with suppress(Rejected, AuthorError):  # it needs more of a row than a prompt, and offers none
-            await episode.seed()
 
     async def _act(self, episode: Episode) -> None:
         """Run `act`, which the deadline also ends while it waits for something other than a stage."""

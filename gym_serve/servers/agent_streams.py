@@ -1,8 +1,7 @@
 """The answer of an agent as a stream: what its model says, while it says it, and what its tools return.
 
-An agent takes the place of a model, so a client reads an episode as one Response. The events of its model
-calls go out as they come, numbered as those of one stream; the items that no model made, such as the outputs
-of tools, go out before the next call. A chat client reads what the model says alone: the calls of tools are
+A client reads an episode as one Response: the events of its model calls go out as they come, and the items
+that no model made before the next call. A chat client reads what the model says alone: the calls of tools are
 run here, and are not the client's to run.
 """
 
@@ -44,13 +43,7 @@ class EpisodeEvents:
         self._ids: dict[int, str] = {}  # of the items, by place
 
     async def call(self, model: ModelClient, body: JSON, before: list[JSON]) -> JSON:
-        """A model call of the episode, whose events go out as they come.
-
-        Args:
-            model: the model.
-            body: see `ModelClient.responses`.
-            before: the items of the episode so far.
-        """
+        """A model call of the episode, whose events go out as they come."""
         self._items(before)
         self._calls += 1
         at = len(before)
@@ -70,13 +63,7 @@ class EpisodeEvents:
         return await model.responses(body, hear)
 
     async def read(self, answer: Callable[[], Awaitable[JSON]]) -> AsyncIterator[JSON]:
-        """The events, in order, the last of which has the whole Response.
-
-        Args:
-            answer: runs the episode; its Response.
-
-        Raises: what ``answer`` raises.
-        """
+        """The events of the episode that ``answer`` runs, the last of which has the whole Response."""
 
         async def run() -> None:
             _HEARD.set(self)
@@ -95,7 +82,6 @@ class EpisodeEvents:
             await asyncio.gather(task, return_exceptions=True)  # its session is closed by then
 
     def _items(self, items: list[JSON]) -> None:
-        """Send the items that no model call has sent."""
         for place in range(self._done, len(items)):
             item = {"id": f"item_{place}", **items[place]}
             for event in item_events(item, place):
@@ -122,9 +108,9 @@ class EpisodeEvents:
         self._queue.put_nowait({**event, "sequence_number": self._sent})
         self._sent += 1
 
-    def _id_at(self, place: int, given: str) -> str:
+    def _id_at(self, place: int, own: str) -> str:
         if place not in self._ids:
-            self._ids[place] = f"{given}_{place}" if given in self._ids.values() else given
+            self._ids[place] = f"{own}_{place}" if own in self._ids.values() else own
         return self._ids[place]
 
 
@@ -139,9 +125,7 @@ def heard() -> EpisodeEvents | None:
 class SpokenAnswer:
     """An agent as the protocols read a model (`gym_serve.servers.protocols.Model`): what it says.
 
-    Args:
-        answer: runs an episode for a body of ``v1/responses``; its Response.
-        whole: whether the calls and outputs of tools are part of it, as in a Response.
+    ``whole``: the calls and outputs of tools are part of it, as in a Response.
     """
 
     def __init__(self, answer: Callable[[JSON], Awaitable[JSON]], *, whole: bool) -> None:
@@ -149,7 +133,6 @@ class SpokenAnswer:
         self._whole = whole
 
     async def responses(self, body: JSON) -> JSON:
-        """The whole episode."""
         return await self._answer(body)
 
     async def chat_completions(self, body: JSON) -> JSON:
@@ -157,18 +140,17 @@ class SpokenAnswer:
         return response_to_chat(await self._answer(_params(body)), body)
 
     async def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
-        """`responses` as events."""
         events = EpisodeEvents().read(lambda: self._answer(body))
-        async with closing(events if self._whole else _said(events)) as found:
-            async for event in found:
+        async with closing(events if self._whole else _said(events)) as shown:
+            async for event in shown:
                 yield event
 
     async def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
         """`chat_completions` as chunks, after what the episode has said before its last tool call."""
         stream = CompletionStream(body)
         events = EpisodeEvents().read(lambda: self._answer(_params(body)))
-        async with closing(_paragraphs(_said(events))) as found:
-            async for event in found:
+        async with closing(_paragraphs(_said(events))) as said:
+            async for event in said:
                 for chunk in stream.event(event):
                     yield chunk
 

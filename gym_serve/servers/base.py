@@ -1,8 +1,7 @@
 """`Server`: what models, environments and agents have in common.
 
-A server is a plain Python object. It knows nothing of Ray, replicas or HTTP: it is constructed with its
-settings as keyword arguments and lists its operations; `ServerRunner` runs them. `author_error` turns an
-exception in an author's method into a typed failure that names the file and line of their code.
+A server is a plain Python object that knows nothing of Ray, replicas or HTTP; `ServerRunner` runs its
+operations. `author_error` turns an exception in an author's method into a typed failure with file and line.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
 
 logger = logging.getLogger("gym_serve")
 
+# Exceptions that a service or the network caused, although the author did not catch them.
 _OF_A_SERVICE = (asyncio.TimeoutError, TimeoutError, ConnectionError)
-"""Exceptions that a service or the network caused, although the author did not catch them."""
-
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 
@@ -41,13 +39,8 @@ _INSTALLED = f"{os.sep}site-packages{os.sep}"
 class Operation:
     """An operation of a server, available on every transport and over HTTP.
 
-    Attributes:
-        handler: takes the decoded body; returns a value that JSON can hold, or a `Reply`.
-        summary: one line for the API documentation.
-        request, response: JSON schemas of the body and the answer.
-        method: HTTP method of its route.
-        stream: takes the decoded body, yields the answer as server-sent events; None where the answer is
-            always whole.
+    ``handler`` takes the decoded body and returns a value that JSON can hold, or a `Reply`; ``stream`` yields
+    the answer as server-sent events, where it is not always whole.
     """
 
     handler: Callable[[Any], Awaitable[Any | Reply]]
@@ -59,12 +52,7 @@ class Operation:
 
 
 def missing_package(module: str, package: str) -> Iterator[str]:
-    """A problem for `Server.preflight` if a module is not installed here.
-
-    Args:
-        module: name of the module.
-        package: the requirement to install.
-    """
+    """A problem for `Server.preflight` if a module is not installed here."""
     if find_spec(module) is None:
         yield f"{module} is not installed where its replicas run: pip install '{package}'"
 
@@ -92,7 +80,6 @@ class Server:
 
     Args:
         name: name in the graph; the class's name by default.
-        **settings: the fields of `Config`.
 
     Raises:
         pydantic.ValidationError: the settings do not fit `Config`.
@@ -106,9 +93,8 @@ class Server:
         model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     config: Any
-    """The settings, an object of `Config`. A class with settings of its own annotates it: ``config: Config``.
-
-    (Annotated here, type checkers would refuse that: an attribute that can be set is invariant.)"""
+    """The settings. A class with settings of its own annotates it: ``config: Config``. (Annotated here, type
+    checkers would refuse that: an attribute that can be set is invariant.)"""
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         self.name = name or type(self).__name__
@@ -118,8 +104,7 @@ class Server:
     def manage(self, part: P) -> P:
         """Start ``part`` with this server and stop it with this server; returns ``part``.
 
-        Call it in the constructor, or in `start` before ``super().start()``. Parts start in this order and
-        stop in reverse.
+        Call it before ``super().start()``. Parts start in this order and stop in reverse.
         """
         self._parts.append(part)
         return part
@@ -130,16 +115,11 @@ class Server:
 
     @classmethod
     def preflight(cls, config: Any) -> Iterable[str]:
-        """Problems that would keep the server from starting here: missing packages, programs or files.
+        """Problems that would keep the server from starting here: missing packages, programs or files, each a
+        sentence with the next step.
 
         It is called before a graph is deployed, where replicas would run, so that a graph that cannot start
         does not replace one that runs. It must not change anything. By default it checks `requires`.
-
-        Args:
-            config: the settings, an object of `Config`.
-
-        Returns:
-            a sentence for each problem, with the next step.
         """
         for module, package in cls.requires.items():
             yield from missing_package(module, package)
@@ -158,12 +138,7 @@ class Server:
 
     @classmethod
     def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of Ray Serve that follow from the settings; they replace the given ones.
-
-        Args:
-            settings: the settings that the graph file gives.
-            options: the options, gym_serve's defaults included.
-        """
+        """Options of Ray Serve that follow from the settings; they replace the given ones and defaults."""
         return {}
 
     async def start(self) -> None:
@@ -188,7 +163,6 @@ class Server:
 
     @property
     def live_sessions(self) -> int:
-        """Number of open sessions."""
         return 0
 
     def traceparent(self, session: str) -> str | None:
@@ -196,14 +170,7 @@ class Server:
         return None
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
-        """Change settings while running.
-
-        Args:
-            settings: some of `Config`'s fields; the others keep their values.
-
-        Raises:
-            pydantic.ValidationError: the settings do not fit `Config`; nothing has changed.
-        """
+        """Change settings while running; nothing changes where they do not fit `Config`."""
         fields = {name: getattr(self.config, name) for name in self.config.model_fields_set}
         self.config = type(self).Config(**{**fields, **settings})
 
@@ -223,15 +190,9 @@ class Server:
 def author_error(
     cls: type[AuthorError], server: str, method: Callable[..., Any], error: Exception
 ) -> GymError:
-    """The failure of an author's method; it is also logged with the traceback.
+    """The failure of an author's ``method``, which raised or whose result is wrong; it is also logged.
 
     It is terminal, unless a time-out or a lost connection caused it: then a service failed (`Unavailable`).
-
-    Args:
-        cls: the kind of failure.
-        server: name of the server in the graph.
-        method: the method that raised, or whose result is wrong.
-        error: the exception, or the problem with the result.
     """
     name = getattr(method, "__name__", str(method))
     message = f"`{name}` of {server} failed at {_place(method, error)}: {type(error).__name__}: {error}"
@@ -261,15 +222,13 @@ def _code_of(method: Callable[..., Any]) -> types.CodeType:
 
 def _place(method: Callable[..., Any], error: Exception) -> str:
     """The last line of the author's own code that ran; by default, where the method begins."""
-    folder = os.path.dirname(_code_of(method).co_filename)
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of(folder, frame.filename)]
+    folder = os.path.dirname(_code_of(method).co_filename) + os.sep
+
+    def is_own(file: str) -> bool:  # and not of a package that is installed below it
+        return file.startswith(folder) and _INSTALLED not in file[len(folder) - 1 :]
+
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     return f"{_shown(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else place_of(method)
-
-
-def _is_of(folder: str, file: str) -> bool:
-    """Whether a file is in the author's folder, and not in a package that is installed below it."""
-    inside = file.startswith(folder + os.sep)
-    return inside and _INSTALLED not in file[len(folder) :]
 
 
 def _shown(file: str) -> str:

@@ -1,12 +1,8 @@
 """Captures: the model calls of external harnesses, recorded by the replica that answers them.
 
 A capture is a session of a model server: its id names the replica that opened it, and every call below
-``/{model}/rollouts/{id}/v1`` goes to that replica. So the calls of a rollout are in one place, however many
-replicas and gateways there are. A replica with open captures drains before it stops. If it dies, its
-captures are lost (`SessionLost`), and the rollout starts again.
-
-`Captures` records on the side of the model server, `RecordedModel` is the model that a harness talks to, and
-`Recording` is a capture as an agent sees it. `gym_serve.capture` makes trajectories of the calls.
+``/{model}/rollouts/{id}/v1`` goes to that replica, which drains before it stops. If it dies, its captures are
+lost (`SessionLost`), and the rollout starts again. `gym_serve.capture` makes trajectories of the calls.
 
 Only complete answers are recorded. A call that failed, or whose harness hung up before the answer was
 complete (which ends the generation), is in no trajectory and counts as ``unfinished``. If the last call
@@ -55,7 +51,7 @@ _MAX_CALLS = 10_000  # per capture, so that a harness in a loop cannot take all 
 OPEN = "rollouts"
 TRAJECTORIES = "rollouts/trajectories"
 CLOSE = "rollouts/close"
-RECORDED: JSON = {
+RECORDED: JSON = {  # JSON schema of a capture's contents
     "type": "object",
     "required": ["id", "calls", "unfinished", "trajectories"],
     "properties": {
@@ -65,7 +61,6 @@ RECORDED: JSON = {
         "trajectories": {"type": "array", "items": {"type": "object"}},
     },
 }
-"""JSON schema of a capture's contents."""
 
 
 @dataclass
@@ -80,25 +75,17 @@ class _Capture:
     ended: list[float] = field(default_factory=list)  # how many seconds each of the others took
 
     def took(self, begun: float) -> None:
-        """A call that began then has ended."""
         self.running.remove(begun)
         self.ended.append(time.monotonic() - begun)
 
     def seconds(self) -> list[float]:
-        """How long each call took so far."""
         now = time.monotonic()
         return [*self.ended, *(now - begun for begun in self.running)]
 
 
 @dataclass
 class _Call:
-    """A call that is being recorded.
-
-    Attributes:
-        params: the Responses body for the model.
-        context: in which the model is asked.
-        record: adds the model's Response to the capture.
-    """
+    """A call that is being recorded."""
 
     params: JSON
     context: CallContext
@@ -106,14 +93,7 @@ class _Call:
 
 
 class Captures:
-    """The captures of one model server.
-
-    Args:
-        server: name of the model server.
-        replica: name of this instance, without a dot.
-        ttl: seconds without a call after which a capture is dropped.
-        most: maximum number of open captures.
-    """
+    """The captures of one model server; ``ttl`` is seconds without a call after which one is dropped."""
 
     def __init__(self, server: str, replica: str, ttl: float, most: int = 10_000) -> None:
         self._server = server
@@ -121,15 +101,12 @@ class Captures:
         self._most = most
 
     def __len__(self) -> int:
-        """Number of open captures."""
         self._expire()
         return len(self._table)
 
     def open(self) -> str:
-        """Open a capture and return its id. Its model calls have the affinity key and endpoint of this call.
-
-        Raises:
-            Overloaded: too many are open.
+        """Open a capture and return its id. Its model calls have the affinity key and endpoint of this
+        call.
         """
         self._expire()
         if len(self._table) >= self._most:
@@ -137,20 +114,14 @@ class Captures:
         return self._table.open(_Capture(current().affinity, current().endpoint), time.monotonic()).id
 
     def traceparent(self, session_id: str) -> str | None:
-        """The span in which a capture was opened; see `OpenSession.traceparent`."""
         return self._table.traceparent(session_id)
 
     async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
-        """Make a model call in the current capture and record it.
-
-        Args:
-            params: the Responses body of the call.
-            ask: the model: returns the Response for a Responses body.
+        """Make a model call in the current capture and record it, unless the model fails.
 
         Raises:
             SessionLost, SessionNotFound: the capture does not exist, or not any more.
             BadRequest: the request relies on state of the server, or the capture is full.
-            GymError: the model failed; the call is not recorded.
         """
         with self._recording(params) as call:
             with use(call.context):
@@ -161,16 +132,8 @@ class Captures:
     async def stream(
         self, params: JSON, ask: Callable[[JSON], AsyncIterator[JSON]]
     ) -> AsyncGenerator[JSON, None]:
-        """The events of a streamed call of the current session, the final one once the call is recorded.
-
-        So a harness that has seen the end of an answer, and hangs up or asks at once what comes next, finds
-        it recorded.
-
-        Args:
-            params: the Responses body of the call.
-            ask: the model: events of a Responses stream for a Responses body.
-
-        Raises: as `call`, also after the first event.
+        """The events of a streamed call of the current session, the final one once the call is recorded: a
+        harness that has seen the end of an answer, and asks at once what comes next, finds it recorded.
         """
         final: list[JSON] = []
         with self._recording(params) as call:
@@ -199,12 +162,11 @@ class Captures:
         head: list[JSON] = [{"role": "system", "content": str(instructions)}] if instructions else []
         items = [*head, *_items(params["input"])]
         parent, begins = tree.parent_of(items)
-        affinity = capture.affinity or session.id
         session.running += 1
         capture.unfinished += 1
         begun, notes = time.monotonic(), current().notes
         capture.running.append(begun)
-        given = {**params, "input": with_bundle(items, parent, begins)[len(head) :]}
+        body = {**params, "input": with_bundle(items, parent, begins)[len(head) :]}
 
         def record(response: JSON) -> None:
             tree.add(items, response, parent, begins)
@@ -216,8 +178,9 @@ class Captures:
             capture.failure = None
 
         try:
+            affinity = capture.affinity or session.id
             context = replace(current(), affinity=affinity, session=None, endpoint=capture.endpoint)
-            yield _Call(given, context, record)
+            yield _Call(body, context, record)
         except (OperatorError, Retryable) as error:
             capture.failure = error
             raise
@@ -227,14 +190,7 @@ class Captures:
             capture.took(begun)
 
     def trajectories(self, *, take: bool = True) -> JSON:
-        """The contents of the current capture; see `trajectories_of`. Notes: the times of its calls.
-
-        Args:
-            take: whether the notes have the times, which are forgotten here then.
-
-        Raises:
-            SessionLost, SessionNotFound: the capture does not exist, or not any more.
-        """
+        """The contents of the current capture; see `trajectories_of`. Notes: the times of its calls."""
         session = self._current()
         nodes, failure = session.state.tree.nodes, session.state.failure
         if take:
@@ -249,11 +205,7 @@ class Captures:
         }
 
     def check(self) -> None:
-        """Check that the current capture exists.
-
-        Raises:
-            SessionLost, SessionNotFound: the capture does not exist, or not any more.
-        """
+        """Raise `SessionLost` or `SessionNotFound` if the current capture does not exist."""
         self._current()
 
     def close(self) -> None:
@@ -272,9 +224,8 @@ class Captures:
             self._table.pop(session_id)
 
 
-def _items(given: str | list[Any]) -> list[JSON]:
-    """The input as items, without token ids, which no harness has."""
-    items = input_items(given)
+def _items(input_: str | list[Any]) -> list[JSON]:
+    items = input_items(input_)
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             raise BadRequest(f"`input[{index}]` must be an object, got {type(item).__name__}")
@@ -282,33 +233,24 @@ def _items(given: str | list[Any]) -> list[JSON]:
 
 
 class RecordedModel:
-    """A model as a harness sees it. Its answers have no token ids, which are for trainers.
-
-    Args:
-        model: the model.
-        captures: where its calls are recorded.
-    """
+    """A model as a harness sees it. Its answers have no token ids, which are for trainers."""
 
     def __init__(self, model: Model, captures: Captures) -> None:
         self._model = model
         self._captures = captures
 
     async def responses(self, body: JSON) -> JSON:
-        """See `ModelServer.responses` and `Captures.call`."""
         return _shown(await self._captures.call(body, self._model.responses))
 
     async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        """See `ModelServer.stream_responses` and `Captures.stream`."""
         async with closing(self._captures.stream(body, self._model.stream_responses)) as events:
             async for event in events:
                 yield _shown_event(event)
 
     async def chat_completions(self, body: JSON) -> JSON:
-        """See `ModelServer.chat_completions` and `Captures.call`."""
         return response_to_chat(await self.responses(chat_to_params(body)), body)
 
     async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        """See `ModelServer.stream_chat` and `Captures.stream`."""
         stream = CompletionStream(body)
         async with closing(self.stream_responses(chat_to_params(body))) as events:
             async for event in events:
@@ -321,38 +263,27 @@ def _shown(response: JSON) -> JSON:
 
 
 def _shown_event(event: JSON) -> JSON:
-    shown = event
+    shown = dict(event)
     if isinstance(item := event.get("item"), dict):
-        shown = {**shown, "item": without_tokens(item)}
+        shown["item"] = without_tokens(item)
     if isinstance(response := event.get("response"), dict) and isinstance(response.get("output"), list):
-        shown = {**shown, "response": _shown(response)}
+        shown["response"] = _shown(response)
     return shown
 
 
 class Recording:
-    """A capture at a model server, as the agent sees it that runs the harness.
-
-    Args:
-        model: the server.
-        id: the capture.
-    """
+    """A capture at a model server, as the agent sees it that runs the harness."""
 
     def __init__(self, model: ModelClient, id: str) -> None:
         self.id = id
+        # Of the last model call, unless the request was at fault; known after `trajectories`.
         self.failure: GymError | None = None
-        """The failure of the last model call, unless the request was at fault; known after `trajectories`."""
-        self.seconds: list[float] = []
-        """How long each model call took, those included that have not ended; known after `trajectories`."""
+        self.seconds: list[float] = []  # how long each model call took, those that have not ended included
         self._model = model
 
     @classmethod
     async def open(cls, model: ModelClient) -> Recording:
-        """Open a capture; its model calls have the affinity key of the current context.
-
-        Raises:
-            Unavailable: the server did not open one.
-            GymError: the server could not be reached.
-        """
+        """Open a capture; its model calls have the affinity key of the current context."""
         reply = await model.call(OPEN, {})
         model.decode(reply)
         if reply.session is None:
@@ -365,11 +296,7 @@ class Recording:
         return f"/{self._model.transport.server}/rollouts/{self.id}/v1"
 
     async def trajectories(self) -> list[JSON]:
-        """The recorded trajectories; see `trajectories_of`.
-
-        Raises:
-            SessionLost: the replica that held it died.
-        """
+        """The recorded trajectories; see `trajectories_of`."""
         reply = await self._model.call(TRAJECTORIES, {}, session=self.id)
         answer = self._model.decode(reply)
         if reply.notes is not None and MODEL_CALLS in reply.notes:
@@ -378,18 +305,12 @@ class Recording:
             self.failure = error_from_body(503, {"error": failure}, server=self._model.transport.server)
             self.failure.stage = "model"
         self.seconds = answer.get("seconds") or []
-        found: list[JSON] = answer["trajectories"]
-        return found
+        return list(answer["trajectories"])
 
     async def look(self) -> list[JSON]:
-        """The trajectories so far, for people who look: nothing changes by that.
-
-        Raises:
-            GymError: the server did not answer.
-        """
+        """The trajectories so far, for people who look: nothing changes by that."""
         answer = await self._model.fetch(TRAJECTORIES, {"look": True}, session=self.id)
-        found: list[JSON] = answer["trajectories"]
-        return found
+        return list(answer["trajectories"])
 
     async def close(self) -> None:
         """Drop the capture; safe to call twice."""

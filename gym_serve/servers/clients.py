@@ -23,13 +23,7 @@ from gym_serve.servers.context import closing, current, use
 from gym_serve.servers.spans import describe_call
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply, Transport, encode
 from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_answer, record_failure, record_notes
-from gym_serve.types.errors import (
-    DeadlineExceeded,
-    EndpointMisconfigured,
-    GymError,
-    NotFound,
-    Unavailable,
-)
+from gym_serve.types.errors import DeadlineExceeded, EndpointMisconfigured, GymError, NotFound, Unavailable
 from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.protocols import FINAL_EVENTS, check_completion, check_response, read_events
 
@@ -41,12 +35,7 @@ _METERED = frozenset({"v1/responses", "v1/chat/completions", "v1/messages", "poo
 
 
 class Client:
-    """A reference to a server, and the calls that it answers.
-
-    Args:
-        transport: how to reach it.
-        endpoint: see `Call.endpoint`.
-    """
+    """A reference to a server, and the calls that it answers."""
 
     kind: ClassVar[Kind]
 
@@ -59,11 +48,8 @@ class Client:
         return type(self)(self.transport, endpoint)
 
     async def call(self, op: str, body: Any = None, *, session: str | None = None) -> Reply:
-        """Call an operation in the current context, within its deadline.
-
-        Raises:
-            GymError: the transport could not deliver the call. A failure of the server itself is in the
-                reply.
+        """Call an operation in the current context, within its deadline. A failure of the server is in the
+        reply; raises a `GymError` if the call could not be delivered.
         """
         context = current()
         with span(op, context.traceparent, "internal" if op.startswith("tools/") else "client") as seen:
@@ -88,11 +74,7 @@ class Client:
         )
 
     async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
-        """`call`, with the reply decoded.
-
-        Raises:
-            GymError: the call or the server failed; the error names the server.
-        """
+        """`call`, with the reply decoded. Raises a `GymError` that names the server if either failed."""
         begun, notes = time.monotonic(), None
         try:
             reply = await self.call(op, body, session=session)
@@ -109,11 +91,7 @@ class Client:
         return answer
 
     def decode(self, reply: Reply) -> Any:
-        """The JSON body of ``reply``.
-
-        Raises:
-            GymError: the failure that the reply carries; it names this server.
-        """
+        """The JSON body of ``reply``; raises the `GymError` that it carries, with the name of this server."""
         try:
             return reply.json()
         except GymError as error:
@@ -152,8 +130,7 @@ class Client:
 
 def name_of(client: Any, otherwise: str) -> str:
     """Name of the server behind a client; ``otherwise`` for a fake of a unit test, which has none."""
-    name: str = getattr(getattr(client, "transport", None), "server", otherwise)
-    return name
+    return str(getattr(getattr(client, "transport", None), "server", otherwise))
 
 
 class ModelClient(Client):
@@ -167,7 +144,6 @@ class ModelClient(Client):
         """``POST /v1/responses``: OpenAI's Response object for a Responses body.
 
         Args:
-            params: the body.
             hear: called with each event of OpenAI's stream while the model answers; None asks for no stream.
 
         Raises:
@@ -178,10 +154,7 @@ class ModelClient(Client):
         return await self._checked("v1/responses", params, check_response, hear)
 
     async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        """``POST /v1/chat/completions``: OpenAI's ChatCompletion object for a Chat body.
-
-        Raises: as `responses`.
-        """
+        """``POST /v1/chat/completions``: OpenAI's ChatCompletion for a Chat body. Raises as `responses`."""
         return await self._checked("v1/chat/completions", body, check_completion)
 
     def _answered(self, op: str, body: Any, answer: Any, notes: dict[str, Any] | None, begun: float) -> None:
@@ -242,13 +215,10 @@ class EnvironmentClient(Client):
     kind = "resources"
 
     async def seed_session(self, row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-        """Open a session for a row.
+        """Open a session for a row; returns its id, and the fields of the environment's answer.
 
         A caller who stops waiting leaves no session open: the reply may be under way already, and a server of
         another framework does not notice that its caller has left.
-
-        Returns:
-            the session's id, and the fields of the environment's answer.
         """
         seeding = asyncio.ensure_future(self.call("seed_session", row))
         try:
@@ -274,16 +244,14 @@ class EnvironmentClient(Client):
         """
         verdict = await self.fetch("verify", {**row, "response": response}, session=session)
         if not isinstance(verdict, dict) or not isinstance(verdict.get("reward"), int | float):
-            raise Unavailable(
-                f"the verifier's answer has no reward: {str(verdict)[:200]}", server=self.transport.server
-            )
+            problem = f"the verifier's answer has no reward: {str(verdict)[:200]}"
+            raise Unavailable(problem, server=self.transport.server)
         merge_usage(verdict.pop(USAGE_FIELD, None))
         return verdict
 
     async def close_session(self, session: str) -> None:
-        """Free a session; safe to call twice.
-
-        Usage of the session's model calls that no verdict reported is recorded as if they had been made here.
+        """Free a session and record the usage of its model calls that no verdict reported; safe to call
+        twice.
         """
         answer = await self.fetch("close_session", {}, session=session)
         merge_usage(answer.get(USAGE_FIELD) if isinstance(answer, dict) else None)
@@ -316,4 +284,3 @@ class AgentClient(Client):
 
 
 CLIENTS: dict[Kind, type[Client]] = {cls.kind: cls for cls in (ModelClient, EnvironmentClient, AgentClient)}
-"""The client of each kind of server."""

@@ -3,10 +3,9 @@
 A deadline is a time on the monotonic clock of this process. A transport sends the number of seconds left,
 because the clocks of two machines differ.
 
-`time_limit` limits the time of a block of a coroutine. `asyncio.wait_for` makes a task for that, which costs
-as much as a whole call inside a process, and `asyncio.timeout` makes a timer. There are fifteen limits per
-rollout, hardly one of which ever expires: so limits of `_COARSE_SECONDS` or more that end within the same
-second share a timer, and may be up to a second late.
+`asyncio.wait_for` makes a task for a limit, which costs as much as a whole call inside a process, and
+`asyncio.timeout` a timer. There are fifteen limits per rollout, hardly one of which ever expires: so limits
+of `_COARSE_SECONDS` or more that end within the same second share a timer, and may be up to a second late.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def without_verdict(seconds: float) -> float:
     return seconds - min(seconds / 2, _VERDICT_SECONDS)
 
 
-CALLER: ContextVar[str] = ContextVar("caller", default="")
-"""The process that has sent the call which runs, as its `Channel` names it; empty within a process."""
+CALLER: ContextVar[str] = ContextVar("caller", default="")  # process that sent this call; empty within one
 
 
 class CallContext(msgspec.Struct, frozen=True):
@@ -57,10 +55,7 @@ class CallContext(msgspec.Struct, frozen=True):
 
     Attributes:
         request_id: names the call in logs and errors on every server it passes.
-        session: session id that the caller sent, if any.
-        affinity: key of the episode; calls with one key go to one model replica or endpoint.
         deadline: `time.monotonic()` moment after which nobody waits for the answer, or None.
-        endpoint: where the policy of the rollout answers; None for the graph's own.
         notes: what the server tells about this call with its reply (`Reply.notes`); whoever answers the call
             adds to it.
         traceparent: the span that this call is a part of (`gym_serve.observe.tracing`), or None.
@@ -68,9 +63,9 @@ class CallContext(msgspec.Struct, frozen=True):
 
     request_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     session: str | None = None
-    affinity: str | None = None
+    affinity: str | None = None  # key of the episode; calls with one key go to one model replica or endpoint
     deadline: float | None = None
-    endpoint: ModelEndpoint | None = None
+    endpoint: ModelEndpoint | None = None  # where the policy of the rollout answers; None for the graph's own
     notes: dict[str, Any] = msgspec.field(default_factory=dict)
     traceparent: str | None = None
 
@@ -89,13 +84,7 @@ class CallContext(msgspec.Struct, frozen=True):
         if self.deadline is not None and self.deadline <= moment:
             return self
         return CallContext(
-            self.request_id,
-            self.session,
-            self.affinity,
-            moment,
-            self.endpoint,
-            self.notes,
-            self.traceparent,
+            self.request_id, self.session, self.affinity, moment, self.endpoint, self.notes, self.traceparent
         )
 
 
@@ -115,10 +104,7 @@ def log_fields() -> dict[str, str | None]:
 
 
 class use:
-    """Makes a context the current one for the body of a ``with`` statement.
-
-    A class, as a generator's context manager costs four times as much, and there are ten per rollout.
-    """
+    """Makes a context the current one for a ``with`` block. (A generator would cost four times as much.)"""
 
     __slots__ = ("_context", "_token")
 
@@ -135,9 +121,8 @@ class use:
 
 @asynccontextmanager
 async def closing(items: AsyncIterator[T]) -> AsyncGenerator[AsyncIterator[T], None]:
-    """Close an async iterator at the end of the block, so that leaving a stream early ends its work at once.
-
-    As `contextlib.aclosing`, but also for iterators that have nothing to close.
+    """Close an async iterator at the end of the block, so that leaving a stream early ends its work at
+    once.
     """
     try:
         yield items
@@ -150,9 +135,6 @@ async def stream_in(context: CallContext, items: AsyncIterator[T]) -> AsyncGener
     """The items of an async iterator, each of which is produced in a context and by its deadline.
 
     The reader keeps its own context: a generator would leave the one that it sets behind at every ``yield``.
-
-    Raises:
-        asyncio.TimeoutError: an item was not there by the deadline.
     """
     async with closing(items):
         while True:
@@ -171,12 +153,9 @@ async def stream_in(context: CallContext, items: AsyncIterator[T]) -> AsyncGener
 
 
 async def wait_until(event: asyncio.Event, timeout: float | None) -> bool:
-    """Wait for an event, which is set after ``timeout`` seconds at the latest; None for no limit.
+    """Wait for an event, which is set after ``timeout`` seconds at the latest; returns whether it was before.
 
     `asyncio.wait_for` loses a cancellation that comes together with the event, before Python 3.12.
-
-    Returns:
-        Whether it was set before that.
     """
     if timeout is None:
         return await event.wait()
@@ -219,14 +198,7 @@ else:  # a task does not know there how often it was cancelled, so at least our 
 
 
 class time_limit:
-    """Ends a ``with`` block of a coroutine after a time.
-
-    Args:
-        seconds: from now; None for no limit.
-
-    Raises:
-        asyncio.TimeoutError: on exit, where the block was ended.
-    """
+    """Ends a ``with`` block of a coroutine after ``seconds``, on exit with `asyncio.TimeoutError`."""
 
     __slots__ = ("_before", "_over", "_second", "_seconds", "_task", "_timer")
 
@@ -278,7 +250,6 @@ class interruptible:
         return self
 
     def interrupt(self) -> None:
-        """End the block."""
         if not self._over:
             self._over = True
             _cancel(self._task)
@@ -286,9 +257,8 @@ class interruptible:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return (
-            self._over and _uncancel(self._task) <= self._before and isinstance(error, asyncio.CancelledError)
-        )
+        own = self._over and _uncancel(self._task) <= self._before
+        return own and isinstance(error, asyncio.CancelledError)
 
 
 class _Seconds(threading.local):

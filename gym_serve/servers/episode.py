@@ -1,15 +1,14 @@
 """`Episode`: one rollout in progress. It records what has happened and calls the servers.
 
-Every stage has a deadline within the deadline of the episode. A model sees each item as it was produced; of
-the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back, because resending
-all of them would make the traffic of an episode grow with the cube of its turns.
+Of the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back to the model:
+resending all would make the traffic of an episode grow with the cube of its turns.
 
-`Limits` bound what a policy may do. Exceeding a limit is the policy's own doing and gets a real result: a
-call that is not run has an error as its output, which the model reads; an answer that is too long is cut,
-and the episode is verified as it stands. It is never a failure, which trainers mask: a policy could learn to
-turn zeros into failures. The same holds for a history that no endpoint takes (`gym_serve.servers.history`),
-and for time: what a tool or a harness uses that runs where a server answers is the policy's
-(`PolicyDeadline`). A server that does not answer, a slow model call and waiting are not (`DeadlineExceeded`).
+Exceeding one of the `Limits` is the policy's own doing and gets a real result: a call that is not run has an
+error as its output, an answer that is too long is cut, and the episode is verified as it stands. It is never
+a failure, which trainers mask: a policy could learn to turn zeros into failures. The same holds for a history
+that no endpoint takes (`gym_serve.servers.history`), and for time: what a tool or a harness uses that runs
+where a server answers is the policy's (`PolicyDeadline`). A server that does not answer, a slow model call
+and waiting are not (`DeadlineExceeded`).
 """
 
 from __future__ import annotations
@@ -51,21 +50,19 @@ from gym_serve.types.requests import JSON, input_items
 _NOT_WRITTEN = frozenset({*CALL_KEYS, "logprobs", "encrypted_content"})
 _SHORT = 256  # bytes; a text up to this, such as an id or a type, is never cut
 _DEEPEST = 8
+_TOO_DEEP = "nested too deeply"
 _READABLE_BYTES = 8 * 2**20
 _SHOWN = 500  # characters of an endpoint's words
 _NOWHERE = ("", "local")  # no replicas
 _NO_STEPS = ("model", "harness", "close")  # stages that are no steps of a timeline
 _REPORTED = ("tool", "verify")  # stages whose server says by itself why time ran out
-_SLOW = 0.1
-"""Share of an episode's or a harness's time from which a single model call was slow."""
+_SLOW = 0.1  # share of an episode's or a harness's time from which a single model call was slow
 
 T = TypeVar("T")
 
-_WRONG = InvalidRequest.status
-"""Status under which calls with arguments that cannot be passed on are counted."""
-
+_WRONG = InvalidRequest.status  # status under which calls with arguments that cannot be passed on are counted
+# Statuses of a tool call for which the server, not the tool, may have failed.
 _NOT_THE_TOOL = frozenset({404, 409, OperatorError.status}) | UNAVAILABLE
-"""Statuses of a tool call for which the server, not the tool, may have failed."""
 
 
 class EpisodeOver(Exception):
@@ -94,9 +91,8 @@ def written_bytes(value: Any, depth: int = 0) -> int:
 
 
 def shortened(output: list[JSON], limit: int) -> list[JSON] | None:
-    """The items of one model call cut to about ``limit`` bytes; None if they are within it.
-
-    The tokens that the model produced are kept whole, on the last item.
+    """The items of one model call cut to about ``limit`` bytes, with all of its tokens on the last one; None
+    if they are within it.
     """
     left = limit
     for at, item in enumerate(output):
@@ -116,39 +112,39 @@ def _cut(value: Any, left: int) -> tuple[Any, int]:
             value = value.encode("utf-8", "surrogatepass")[: max(left, 0)].decode("utf-8", "ignore")
         return value, left - size
     if isinstance(value, dict):
-        made: JSON = {}
+        shorter: JSON = {}
         for key, each in value.items():
             if key not in _NOT_WRITTEN:
-                made[key], left = _cut(each, left - len(key))
-        return made, left
+                shorter[key], left = _cut(each, left - len(key))
+        return shorter, left
     if isinstance(value, list):
-        kept: list[Any] = []
+        entries: list[Any] = []
         for each in value:
-            if left <= 0 and kept:
+            if left <= 0 and entries:
                 break
-            shorter, left = _cut(each, left - 1)
-            kept.append(shorter)
-        return kept, left
+            entry, left = _cut(each, left - 1)
+            entries.append(entry)
+        return entries, left
     return value, left - 8
 
 
 def readable(items: Sequence[JSON]) -> list[JSON]:
     """Items without training tokens, and with all of their texts together cut to some megabytes."""
-    left, made = _READABLE_BYTES, list[JSON]()
+    left, shown = _READABLE_BYTES, list[JSON]()
     for item in items:
         try:
             shorter, left = _cut(item, left)
         except RecursionError:
             shorter = {"type": "message", "role": "assistant", "content": "(nested too deeply to be shown)"}
-        made.append(shorter)
-    return made
+        shown.append(shorter)
+    return shown
 
 
 class Episode:
     """One episode of a row.
 
     Args:
-        row: the row.
+        row: the row, never changed.
         model: the policy.
         resources: tools and verifier.
         timeouts: seconds by stage (seed, model, tool, verify, close, and harness where there is one).
@@ -158,14 +154,12 @@ class Episode:
         InvalidRequest: the row's ``metadata`` cannot take its ``extra_body`` or ``chat_template_kwargs``.
 
     Attributes:
-        row: the row, never changed.
         items: every output item so far, in order.
         session: id of the session with the environment, once it is open.
         meter: the usage of the episode's model calls, those of its environment included.
         fields: further fields of the rollout, from the agent; fields of the verdict take precedence.
         running: the stages that run now: name, `time.monotonic` moment of the beginning, details.
-        look: asks for what is not here until the end: the trajectories of an external harness. None if
-            everything is here.
+        look: asks for what is not here until the end: the trajectories of an external harness, if any.
         verified: whether a verdict will be asked for.
         deadline: seconds of the whole episode until its verification, and the setting that says so.
     """
@@ -232,11 +226,7 @@ class Episode:
         return bool(self._last and self._last.get("incomplete_details"))
 
     async def seed(self) -> None:
-        """Open the session of this episode.
-
-        If the row has no tools of its own, the model is offered those that the environment returns: the tools
-        of its class, or tools that it finds at run time.
-        """
+        """Open the session. A row without tools of its own is offered those that the environment returns."""
         row = self.row if self._declared is not None else {**self.row, WANTS_TOOLS: True}
         if not self.verified:
             row = {**row, UNVERIFIED: True}
@@ -254,10 +244,8 @@ class Episode:
     async def generate(self) -> list[JSON]:
         """Make a model call with everything so far and return the items of its turn.
 
-        An answer that exceeds the limit is cut (`incomplete`), and is the last one.
-
-        Raises:
-            EpisodeOver: the episode is at its limit. `AgentServer` catches it.
+        An answer that exceeds the limit is cut (`incomplete`), and is the last one. Raises `EpisodeOver` at a
+        limit of the episode; `AgentServer` catches it.
         """
         if self._over or self._bytes >= self._limits.max_episode_bytes:
             self.fields.setdefault("stopped_by", "max_episode_bytes")
@@ -277,11 +265,8 @@ class Episode:
             raise Unavailable("the model answered with output items that are not objects", stage="model")
         if (cut := shortened(turn, self._limits.max_answer_bytes)) is not None:
             turn, self._over = cut, True
-            response = {
-                **response,
-                "incomplete_details": {"reason": "max_output_tokens"},
-                "status": "incomplete",
-            }
+            details = {"reason": "max_output_tokens"}
+            response = {**response, "incomplete_details": details, "status": "incomplete"}
             self.fields["stopped_by"] = "max_answer_bytes"
         self._bytes += written_bytes(turn)
         self._last, self._response = response, None
@@ -300,11 +285,7 @@ class Episode:
     def replace_response(self, response: JSON) -> None:
         """Make a Response that was produced elsewhere the response of the whole episode.
 
-        Args:
-            response: every output item of the episode, with the usage of all its model calls.
-
-        Raises:
-            Unavailable: its ``output`` is not a list of objects.
+        It has every output item, and the usage of all model calls. Raises `Unavailable` if it has no list.
         """
         items = response.get("output")
         if not isinstance(items, list) or any(not isinstance(item, dict) for item in items):
@@ -333,9 +314,7 @@ class Episode:
         """Run function calls and append their outputs, in the order of the calls.
 
         Calls over a limit do not run, and their output says so. If a tool fails, its error is its output.
-
-        Raises:
-            Retryable: a tool could not be reached.
+        Raises `Retryable` if one could not be reached.
         """
         limits, outputs = self._limits, list[JSON]()
         room = max(0, min(limits.max_tool_calls_per_turn, limits.max_tool_calls - self._tool_calls))
@@ -373,8 +352,7 @@ class Episode:
         """Run ``work`` as the stage ``name``, within its deadline and the episode's.
 
         Args:
-            name: ``seed``, ``model``, ``tool``, ``verify`` or ``close``.
-            work: what to run.
+            name: one of `AgentServer.stages`.
             details: of a tool, for its step in the timeline: its name, and the bytes of its arguments.
 
         Raises:
@@ -433,14 +411,8 @@ class Episode:
         return self._late("episode", time.monotonic(), episode=True)
 
     def set_aside(self, seconds: Iterable[float], limit: float) -> float:
-        """Take slow model calls out of the policy's time.
-
-        Args:
-            seconds: how long each call took.
-            limit: seconds of what they were made in.
-
-        Returns:
-            the seconds of the slow ones.
+        """Take slow model calls out of the policy's time; returns their seconds, of all that each call took
+        in something with a ``limit``.
         """
         slow = sum(each for each in seconds if each > limit * _SLOW)
         self._not_its_own += slow
@@ -455,13 +427,9 @@ class Episode:
     def _late(
         self, stage: str, begun: float, *, episode: bool, own: bool = False
     ) -> DeadlineExceeded | PolicyDeadline:
-        """The failure for a limit that has passed.
+        """The failure for a limit that has passed: of the episode, or of the stage that ``begun`` then.
 
-        Args:
-            stage: where the episode was.
-            begun: when the stage began.
-            episode: whether the limit was that of the episode, rather than the stage's own.
-            own: whether the server said that the policy's time was over.
+        ``own``: the server said that the policy's time was over.
         """
         where, (seconds, setting) = stage, self.deadline
         if not episode:
@@ -494,30 +462,29 @@ class Episode:
         known = isinstance(name, str) and is_tool_name(name)
         if not known or (self._declared is not None and name not in self._declared):
             return self._refused(None, NotFound.status, f"There is no tool named {str(name)[:100]!r}.")
-        limit = self._limits.max_argument_bytes
-        size = written_bytes(arguments)
-        problem = "Invalid tool call arguments: "
+        limit, size, problem = self._limits.max_argument_bytes, written_bytes(arguments), ""
         if arguments is None:
             arguments = ""  # as some write the arguments of a tool that has none
         if not isinstance(arguments, str) or size > limit:
-            return self._refused(name, _WRONG, f"{problem}longer than {limit} bytes, or no text")
-        try:
-            values = _ARGUMENTS.decode(arguments) if arguments.strip() else {}
-        except RecursionError:
-            return self._refused(name, _WRONG, f"{problem}nested too deeply")
-        except ValueError as error:
-            return self._refused(name, _WRONG, f"{problem}{error!r}")
-        if values is None:
-            values = {}
-        if not isinstance(values, dict):
-            got = type(values).__name__
-            return self._refused(name, _WRONG, f"{problem}expected a JSON object, got {got}")
-        try:
-            call = lambda: self._call_tool(name, values)  # noqa: E731
-            reply: Reply = await self.stage("tool", call, (name, size))
-        except RecursionError:  # JSON that can be decoded may be too deep to be encoded
-            return self._refused(name, _WRONG, f"{problem}nested too deeply")
-        return reply.body.decode("utf-8", "replace")
+            problem = f"longer than {limit} bytes, or no text"
+        else:
+            try:
+                values = _ARGUMENTS.decode(arguments) if arguments.strip() else {}
+                values = {} if values is None else values
+                if not isinstance(values, dict):
+                    problem = f"expected a JSON object, got {type(values).__name__}"
+            except RecursionError:
+                problem = _TOO_DEEP
+            except ValueError as error:
+                problem = repr(error)
+        if not problem:
+            try:
+                call = lambda: self._call_tool(name, values)  # noqa: E731
+                reply: Reply = await self.stage("tool", call, (name, size))
+                return reply.body.decode("utf-8", "replace")
+            except RecursionError:  # JSON that can be decoded may be too deep to be encoded
+                problem = _TOO_DEEP
+        return self._refused(name, _WRONG, f"Invalid tool call arguments: {problem}")
 
     def _refused(self, name: str | None, status: int, message: str) -> str:
         """The output of a call that is not passed on. It is counted; names in rows are any number."""
@@ -567,8 +534,8 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _no_number(text)
 
 
+# Not orjson: models know what this module says about a wrong text, and how NeMo Gym words it.
 _ARGUMENTS = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
-"""Not orjson: models know what this module says about a wrong text, and how NeMo Gym words it."""
 
 
 def _with_extras(row: JSON) -> JSON:

@@ -32,23 +32,18 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls may begin."""
         return self._opened.is_set()
 
     def close(self) -> None:
-        """Let no further call begin."""
         self._opened.clear()
 
     def open(self) -> None:
-        """Let calls begin."""
         self._opened.set()
 
     async def idle(self) -> None:
-        """Wait until no call runs."""
         await self._idle.wait()
 
     def interrupt(self) -> None:
-        """Interrupt the running calls."""
         self._interrupts += 1
         for block in list(self._blocks):
             block.interrupt()
@@ -62,10 +57,7 @@ class Gate:
 
     async def stream(self, begin: Callable[[], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
         """The items of a call that begins once the gate is open. One that is interrupted before its first
-        item is made again.
-
-        Raises:
-            Unavailable: it was interrupted; its reader has a part of the answer already.
+        item is made again, and later raises `Unavailable`: its reader has a part of the answer already.
         """
         while True:
             await self._until_open()

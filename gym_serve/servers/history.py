@@ -2,9 +2,9 @@
 
 A rollout keeps what the model wrote. An endpoint that is sent that back may refuse it: vLLM, SGLang and
 llama.cpp parse the arguments of earlier calls for the chat template, and answer 400 or 500 where these are no
-JSON object; OpenAI's API wants names of letters, digits, ``_`` and ``-``, ids of 64 characters, and at most
-128 calls a turn. A refusal would end the episode without a reward, and so a policy could turn its zeros into
-failures. So, in the history alone:
+JSON object; OpenAI's API wants safe names, ids of 64 characters, and at most 128 calls a turn. A refusal
+would end the episode without a reward, and so a policy could turn its zeros into failures. So, in the history
+alone:
 
 - arguments that are no JSON object, or are nested too deeply for a parser that recurses, stand in one:
   ``{"invalid_arguments": "<what the model wrote>"}``; none at all, and ``null``, are ``{}``
@@ -12,7 +12,6 @@ failures. So, in the history alone:
 - of the calls of a turn the first ones stay, and the last output says that others did not run
 
 Ids belong to no token of the model, so those that are missing or there twice are mended in the rollout too.
-
 What an endpoint refuses all the same, though nothing but the model's own turn and the outputs of its calls is
 new (`is_refusal_of_history`), ends the episode as a limit does, and it is graded as it stands.
 """
@@ -31,8 +30,8 @@ from gym_serve.types.errors import EndpointMisconfigured, NotFound, Rejected
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON
 
+# Keys of the last item of a turn that belong to the whole model call.
 CALL_KEYS = (*TOKEN_KEYS, "routed_experts", "weight_version", "weight_versions")
-"""Keys of the last item of a turn that belong to the whole model call."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -42,14 +41,8 @@ _SHOWN = 4096  # characters of arguments that are no JSON
 
 
 class History:
-    """The items that the next model call is sent.
-
-    Args:
-        items: the prompt. Earlier calls in it may have been written by a model as well.
-        most_calls: of the calls of one turn, how many stay.
-
-    Attributes:
-        items: a new list after every change.
+    """The items that the next model call is sent, after a prompt whose calls a model may have written as
+    well.
     """
 
     def __init__(self, items: list[JSON], most_calls: int) -> None:
@@ -68,12 +61,7 @@ class History:
         return [self._identified(item) if _is_call(item) else item for item in turn]
 
     def add_turn(self, turn: list[JSON], tools: Collection[str]) -> None:
-        """Add what the model wrote, with its token ids; those of the turn before are not sent again.
-
-        Args:
-            turn: its items, `identified`.
-            tools: the names of the tools that it was offered.
-        """
+        """Add what the model wrote, with its token ids; those of the turn before are not sent again."""
         if any(TOKEN_KEYS[0] in item for item in turn):
             self.items = list(map(_without_tokens, self.items))
         calls = [item for item in turn if _is_call(item)]
@@ -83,13 +71,11 @@ class History:
         self._written = len(turn)
 
     def add(self, items: list[JSON]) -> None:
-        """Add items that the model did not write."""
         if self._left_out:
             items = self._shown(items)
         self.items = self.items + items
 
     def accept(self) -> None:
-        """The endpoint has answered to all items so far."""
         self._accepted, self._written = len(self.items), 0
 
     @property
@@ -131,12 +117,7 @@ class History:
 
 
 def is_refusal_of_history(error: Rejected, history: History) -> bool:
-    """Whether an endpoint refuses a request in which only the model's own words are new.
-
-    Args:
-        error: what the model server answered.
-        history: what it was sent.
-    """
+    """Whether an endpoint refuses a request in which only the model's own words are new."""
     settings = isinstance(error, EndpointMisconfigured | NotFound)
     return not settings and history.only_the_model_has_written
 

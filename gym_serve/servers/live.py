@@ -1,9 +1,7 @@
 """`LiveEpisodes`: the episodes that an agent runs now, and its last ones, for people who look.
 
-An agent enters each episode when it begins, and takes it out when it ends. That is all while nobody looks:
-what an entry tells is made from the episode itself when somebody asks (`LiveEpisode.summary`,
-`LiveEpisode.so_far`). Of the rollouts that have ended, the last ones are kept as they were sent, in a bounded
-number of bytes.
+What an entry tells is made from the episode itself when somebody asks. Of the rollouts that have ended, the
+last ones are kept as they were sent, in a bounded number of bytes.
 
 An episode that is stopped is cancelled at once, down to the request of its model, and its session is closed.
 Its rollout is a failure (`Stopped`), which nothing tries again.
@@ -29,8 +27,8 @@ from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.timeline import TIMELINE_FIELD
 
+# The entry of the episode that runs in this context.
 LIVE: ContextVar[LiveEpisode | None] = ContextVar("gym_serve_live", default=None)
-"""The entry of the episode that runs in this context."""
 
 _KEPT = 32  # rollouts that have ended
 _KEPT_BYTES = 8 * 2**20  # of all of them together
@@ -48,14 +46,7 @@ def was_stopped() -> bool:
 
 
 class LiveEpisode(interruptible):
-    """An episode that runs: the ``with`` block of `AgentServer` around it.
-
-    Attributes:
-        number: of all episodes in this process.
-        asked: the body of the call.
-        episode: the episode, once there is one.
-        stopped: the stage in which it was stopped; None if nobody has.
-    """
+    """An episode that runs: the ``with`` block of `AgentServer` around it."""
 
     __slots__ = ("_entered", "asked", "began", "episode", "number", "stopped")
 
@@ -64,7 +55,7 @@ class LiveEpisode(interruptible):
         self.asked = asked
         self.began = time.monotonic()
         self.episode: Episode | None = None
-        self.stopped: str | None = None
+        self.stopped: str | None = None  # the stage in which it was stopped; None if nobody has
 
     def __enter__(self) -> LiveEpisode:
         interruptible.__enter__(self)  # `super()` takes twice as long
@@ -78,7 +69,6 @@ class LiveEpisode(interruptible):
         return self._over and interruptible.__exit__(self, kind, error, trace)
 
     def stop(self) -> None:
-        """Cancel it. Safe to call again."""
         self.stopped = self.stopped or self._stages()[0][0]
         self.interrupt()
 
@@ -95,44 +85,35 @@ class LiveEpisode(interruptible):
         return f"{len(episode.items)}.{steps}.{episode.meter.calls('model')}"
 
     def failure(self) -> Stopped:
-        """Why it has no reward."""
         stage = None if self.stopped in (None, "agent") else self.stopped
         return Stopped("the episode was stopped by a person, at the graph's /episodes", stage=stage)
 
     def summary(self) -> JSON:
         """What it is, what it is doing, and how far it is."""
-        episode = self.episode
-        row = self._row()
-        stages = self._stages()
-        meter = UsageMeter() if episode is None else episode.meter
-        now = time.monotonic()
+        stages, now = self._stages(), time.monotonic()
         return {
-            **identity(row),
+            **identity(self._row()),
             "state": "stopping" if self.stopped else stages[0][0],
             "tools": [details[0] for kind, _, details in stages if kind == "tool" and details],
             "state_seconds": now - stages[0][1],
             "seconds": now - self.began,
-            **_counts(meter),
+            **_counts(UsageMeter() if self.episode is None else self.episode.meter),
         }
 
     async def so_far(self, agent: str) -> JSON:
-        """The rollout so far, in the form of one that has ended, without training tokens.
-
-        Args:
-            agent: name of the agent.
-        """
+        """The rollout so far, in the form of one that has ended, without training tokens."""
         episode = self.episode
         if episode is None:
             return self._row()
-        made = {**self._row(), **episode.fields, **episode.used}
+        rollout = {**self._row(), **episode.fields, **episode.used}
         if (response := episode.shown()) is not None:
-            made["response"] = response
+            rollout["response"] = response
         elif episode.look is not None:
-            made |= await _looked(episode.look)
+            rollout |= await _looked(episode.look)
         if (recorder := episode.meter.recorder) is not None:
             now = time.monotonic()
-            made[TIMELINE_FIELD] = recorder.to_json(agent, {}, time.time() - (now - self.began), now)
-        return made
+            rollout[TIMELINE_FIELD] = recorder.to_json(agent, {}, time.time() - (now - self.began), now)
+        return rollout
 
     def _row(self) -> JSON:
         if self.episode is not None:
@@ -146,13 +127,7 @@ class LiveEpisode(interruptible):
 
 
 class EndedEpisode:
-    """A rollout that has ended.
-
-    Args:
-        number: see `LiveEpisode`.
-        reply: as it was sent.
-        size: bytes of its JSON, about.
-    """
+    """A rollout that has ended; ``size`` is about the bytes of its JSON."""
 
     __slots__ = ("_ended", "_reply", "_summary", "number", "size")
 
@@ -165,16 +140,13 @@ class EndedEpisode:
 
     @property
     def body(self) -> bytes:
-        """Its JSON."""
         return self._reply.content
 
     @property
     def age(self) -> float:
-        """Seconds since it ended."""
         return time.monotonic() - self._ended
 
     def summary(self) -> JSON:
-        """What it was, and how it ended."""
         if self._summary is None:
             self._summary = _of_rollout(self._reply.json())
         return {**self._summary, "ended_seconds": self.age}
@@ -189,22 +161,15 @@ class LiveEpisodes:
         self._ended_bytes = 0
 
     def __len__(self) -> int:
-        """How many run."""
         return len(self._running)
 
     def begin(self, asked: Any) -> LiveEpisode:
-        """Enter an episode, by the body of its call."""
         number = next(_numbers)
         live = self._running[number] = LiveEpisode(number, asked)
         return live
 
     def end(self, live: LiveEpisode, reply: Reply | None = None) -> None:
-        """Take out an episode.
-
-        Args:
-            live: the episode.
-            reply: its rollout, to be kept for a while; None if there is none.
-        """
+        """Take out an episode; its rollout, if there is one, is kept for a while."""
         del self._running[live.number]
         if reply is None or len(reply.body) > _KEPT_BYTES:
             return
@@ -217,7 +182,6 @@ class LiveEpisodes:
             self._ended_bytes -= ended.popitem(last=False)[1].size
 
     def running(self, most: int) -> Iterator[LiveEpisode]:
-        """The episodes that run, the oldest first."""
         return islice(self._running.values(), most)
 
     def ended(self) -> Iterator[EndedEpisode]:
@@ -227,7 +191,6 @@ class LiveEpisodes:
         return reversed(self._ended.values())
 
     def get(self, number: int) -> LiveEpisode | EndedEpisode | None:
-        """An episode, by its number; None if it is another agent's, or not known any more."""
         return self._running.get(number) or self._ended.get(number)
 
 
@@ -247,13 +210,12 @@ async def _looked(look: Callable[[], Awaitable[list[JSON]]]) -> JSON:
 def identity(row: JSON) -> JSON:
     """Which rollout a row is for, and the beginning of its last user message, in one line."""
     params = row.get("responses_create_params")
-    given = params.get("input") if isinstance(params, dict) else row.get("prompt")
-    items = input_items(given) if isinstance(given, str | list) else []
+    prompt = params.get("input") if isinstance(params, dict) else row.get("prompt")
+    items = input_items(prompt) if isinstance(prompt, str | list) else []
     said = [item for item in items if isinstance(item, dict) and item.get("role") == "user"]
-    prompt = " ".join(message_text(said[-1])[: 4 * _LONGEST_PROMPT].split()) if said else ""
+    text = " ".join(message_text(said[-1])[: 4 * _LONGEST_PROMPT].split()) if said else ""
     keys = {"rollout_id": "_ng_rollout_id", "task": "_ng_task_index", "attempt": "_ng_rollout_index"}
-    found = {name: row.get(key) for name, key in keys.items()}
-    return {**{k: _short(v) for k, v in found.items()}, "prompt": prompt[:_LONGEST_PROMPT]}
+    return {**{name: _short(row.get(key)) for name, key in keys.items()}, "prompt": text[:_LONGEST_PROMPT]}
 
 
 def _of_rollout(rollout: JSON) -> JSON:
@@ -273,7 +235,6 @@ def _of_rollout(rollout: JSON) -> JSON:
 
 
 def _counts(meter: UsageMeter) -> JSON:
-    """Model calls of the agent, and the tokens of all, judges included."""
     tokens = [(counts["input_tokens"], counts["output_tokens"]) for _, _, counts in meter]
     given, made = (sum(column) for column in zip(*tokens, strict=True)) if tokens else (0, 0)
     return {"turns": meter.calls("model"), "input_tokens": given, "output_tokens": made}

@@ -41,12 +41,11 @@ HoldMode = Literal["keep", "wait", "abort"]
 """What `Gym.pause` does with running model calls: an engine of the graph freezes them, and elsewhere they end
 (``keep``); they are waited for (``wait``); they are ended, and made again after `Gym.resume` (``abort``)."""
 
+# Operations of one replica of a model, for the process that trains it.
 PAUSE, RESUME, VERSION = "each/policy/pause", "each/policy/resume", "each/policy/version"
 TAKE, ANSWER = "each/policy/take", "each/policy/answer"
-"""Operations of one replica of a model, for the process that trains it."""
 
-COUNT_TOKENS = "v1/messages/count_tokens"
-"""The operation that counts the tokens of a prompt."""
+COUNT_TOKENS = "v1/messages/count_tokens"  # the operation that counts the tokens of a prompt
 
 
 class ModelServer(Server):
@@ -68,20 +67,16 @@ class ModelServer(Server):
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
         self.captures = Captures(self.name, replica, self.config.capture_ttl, self.config.max_captures)
-        self.gate = Gate()
-        """Holds the calls while the policy changes."""
-        self.weight_version: str | None = None
-        """Version of the weights that answer; None if nobody said one."""
+        self.gate = Gate()  # holds the calls while the policy changes
+        self.weight_version: str | None = None  # version of the weights that answer; None if nobody said one
+        # How often its weights were replaced; on a cluster, its graph counts (`gym_serve.cluster.weights`).
         self.updates = 0
-        """How often its weights were replaced. Without Ray only: on a cluster, its graph counts
-        (`gym_serve.cluster.weights`)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.responses is ModelServer.responses and cls.chat_completions is ModelServer.chat_completions:
-            raise TypeError(
-                f"{place_of_class(cls)}: {cls.__name__} must define `responses` or `chat_completions`"
-            )
+            where = place_of_class(cls)
+            raise TypeError(f"{where}: {cls.__name__} must define `responses` or `chat_completions`")
 
     async def responses(self, body: JSON) -> JSON:
         """OpenAI's Response for a body of ``POST /v1/responses`` (without ``stream``).
@@ -94,16 +89,14 @@ class ModelServer(Server):
         return chat_to_response(completion, body, parse_think=True)
 
     async def chat_completions(self, body: JSON) -> JSON:
-        """OpenAI's ChatCompletion for a body of ``POST /v1/chat/completions`` (without ``stream``).
-
-        Raises: as `responses`.
-        """
+        """OpenAI's ChatCompletion for a body of ``POST /v1/chat/completions``. Raises as `responses`."""
         metadata = self.metadata()
         return {**response_to_chat(await self.responses(chat_to_params(body)), body), **metadata}
 
     def metadata(self) -> JSON:
-        """Fields that a call adds to the last output item, the completion and every chunk, as of its
-        beginning: the version of the weights, if one was set."""
+        """Fields that a call adds to its last output item, completion and chunks: the version of the
+        weights.
+        """
         return {} if self.weight_version is None else {"weight_version": self.weight_version}
 
     async def hold(self, mode: HoldMode) -> None:
@@ -127,7 +120,6 @@ class ModelServer(Server):
             weights: a folder or file of safetensors, or the bytes of such a file; None where the trainer has
                 replaced them itself, at an endpoint or in its own process, and says their version.
             version: name of the version; calls report the version with which they began.
-            mode: what happens to running generations.
 
         Raises:
             BadRequest: this server takes no weights, or these are wrong.
@@ -140,31 +132,21 @@ class ModelServer(Server):
         """`responses` as a stream: an async generator of OpenAI's events for the body of `responses`.
 
         The last event has the finished Response, the same as `responses` returns. The generator is closed
-        when the client goes away.
-
-        Raises: as `responses`, also after the first event.
+        when the client goes away. Raises as `responses`, also after the first event.
         """
         for event in response_events(await self.responses(body)):
             yield event
 
     async def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
-        """`chat_completions` as a stream: an async generator of OpenAI's chunks.
-
-        The chunks add up to what `chat_completions` returns; one of them has the ``usage``.
-
-        Raises: as `chat_completions`, also after the first chunk.
+        """`chat_completions` as a stream of OpenAI's chunks, which add up to it; one of them has the
+        ``usage``.
         """
         metadata = self.metadata()
         for chunk in chat_chunks(await self.chat_completions(body), include_usage=True):
             yield {**chunk, **metadata}
 
     async def count_tokens(self, body: JSON) -> int:
-        """Number of tokens in the prompt of a body of ``POST /v1/responses``.
-
-        Raises:
-            NotFound: this server cannot count them.
-            Rejected, Retryable: as `responses`.
-        """
+        """Number of tokens in the prompt of a body of ``POST /v1/responses``; `NotFound` where it cannot."""
         raise NotFound(f"{self.name} cannot count tokens: only models with an engine in the graph can")
 
     def model_names(self) -> list[str]:
@@ -172,26 +154,22 @@ class ModelServer(Server):
         return [self.name]
 
     def operations(self) -> dict[str, Operation]:
-        done = {"type": "object", "maxProperties": 0}
+        any_, done = {"type": "object"}, {"type": "object", "maxProperties": 0}
         id_ = {"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}}
         recorded = RecordedModel(self, self.captures)
+        models = {"v1/models": self._op_models, f"{OPEN}/v1/models": self._op_models_of_a_recording}
+        about = "The models of this server"
         return {
             **{op: self._protocol(op, self) for op in PROTOCOLS},
             **{op: self._counting() for op in (COUNT_TOKENS, f"{OPEN}/{COUNT_TOKENS}")},
-            **{
-                op: Operation(answer, "The models of this server", None, schemas.MODELS, "GET")
-                for op, answer in (
-                    ("v1/models", self._op_models),
-                    (f"{OPEN}/v1/models", self._op_models_of_a_recording),
-                )
-            },
+            **{op: Operation(answer, about, None, schemas.MODELS, "GET") for op, answer in models.items()},
             OPEN: Operation(self._op_open, "Record the calls of an external harness", None, id_),
             TRAJECTORIES: Operation(self._op_trajectories, "What was recorded", None, RECORDED, "GET"),
             CLOSE: Operation(self._op_close, "Drop what was recorded", None, done, "DELETE"),
             **{f"{OPEN}/{op}": self._protocol(op, recorded, ", recorded") for op in PROTOCOLS},
-            PAUSE: Operation(self._op_pause_calls, "Hold model calls", {"type": "object"}, done),
+            PAUSE: Operation(self._op_pause_calls, "Hold model calls", any_, done),
             RESUME: Operation(self._op_resume_calls, "Let model calls begin", None, done),
-            VERSION: Operation(self._op_version, "Version of the weights", None, {"type": "object"}),
+            VERSION: Operation(self._op_version, "Version of the weights", None, any_),
         }
 
     def observe(self) -> None:
@@ -206,9 +184,9 @@ class ModelServer(Server):
         """See `Server.failure`: the author's mistake, where it was a call of the model."""
         if not op.endswith(tuple(PROTOCOLS)):
             return None
-        written = type(self).responses is not ModelServer.responses
+        is_own = type(self).responses is not ModelServer.responses
         return author_error(
-            ModelFailed, self.name, self.responses if written else self.chat_completions, error
+            ModelFailed, self.name, self.responses if is_own else self.chat_completions, error
         )
 
     @property
@@ -220,12 +198,8 @@ class ModelServer(Server):
 
     def _counting(self) -> Operation:
         protocol = PROTOCOLS["v1/messages"]
-        return Operation(
-            self._op_count_tokens,
-            f"Tokens of an {protocol.summary} request",
-            protocol.request,
-            schemas.TOKEN_COUNT,
-        )
+        about = f"Tokens of an {protocol.summary} request"
+        return Operation(self._op_count_tokens, about, protocol.request, schemas.TOKEN_COUNT)
 
     async def _op_count_tokens(self, body: Any) -> JSON:
         if not isinstance(body, dict):
@@ -265,11 +239,8 @@ class ModelServer(Server):
         return {}
 
     async def _op_version(self, body: Any) -> JSON:
-        return {
-            "weight_version": self.weight_version,
-            "paused": not self.gate.is_open,
-            "updates": self.updates,
-        }
+        version, paused = self.weight_version, not self.gate.is_open
+        return {"weight_version": version, "paused": paused, "updates": self.updates}
 
     async def _op_open(self, body: Any) -> Reply:
         id_ = self.captures.open()

@@ -26,13 +26,9 @@ T = TypeVar("T")
 
 
 class CallObserver:
-    """Observes the calls of a server.
+    """Observes the calls of a server, in a replica or without Ray.
 
-    Args:
-        server: the server.
-        known: the name of an operation; ``unknown`` for one that a client made up.
-        replica: the replica that it runs in; None without Ray.
-        tracing: the share of the calls without a trace that begin one; None for none.
+    ``tracing`` is the share of the calls without a trace that begin one; None for none.
     """
 
     def __init__(
@@ -44,9 +40,8 @@ class CallObserver:
         self.tokens = TokenMeter(server.name) if server.kind == "model" else None
         self._tracing = tracing
         self._meters: dict[str, CallMeter] = {}
-        self._notes: dict[str, Any] = (
-            {} if replica is None or server.kind == "resources" else {REPLICA: replica}
-        )
+        has_place = replica is not None and server.kind != "resources"
+        self._notes: dict[str, Any] = {REPLICA: replica} if has_place else {}
 
     def begin(self, call: Call) -> ObservedCall:
         """Begin to observe a call, which is to be ended."""
@@ -64,19 +59,14 @@ class CallObserver:
 
 
 class ObservedCall:
-    """A call that runs.
-
-    Attributes:
-        begun: `time.monotonic` moment.
-        context: what it runs in.
-    """
+    """A call that runs."""
 
     __slots__ = ("_call", "_meter", "_observer", "_span", "begun", "context")
 
     def __init__(
         self, observer: CallObserver, call: Call, meter: CallMeter, span: Span, notes: dict[str, Any]
     ) -> None:
-        self.begun = time.monotonic()
+        self.begun = time.monotonic()  # `time.monotonic` moment
         self._observer = observer
         self._call = call
         self._meter = meter
@@ -97,13 +87,7 @@ class ObservedCall:
         return self._meter.measured(work) if MEASURED or not self._meter.left else work
 
     def end(self, status: int, reply: Reply | None = None, error: BaseException | None = None) -> None:
-        """The call has ended.
-
-        Args:
-            status: how.
-            reply: its answer, if it is one.
-            error: what it has raised, if it has.
-        """
+        """The call has ended, perhaps by an ``error`` that it has raised."""
         observer, notes = self._observer, self.context.notes
         seconds = time.monotonic() - self.begun
         self._meter.record(status, seconds)
@@ -125,7 +109,6 @@ class ObservedCall:
 
     def _describe(self, reply: Reply) -> None:
         self._span.name(self._observer.known(self._call.op))
-        self._span.set(
-            {"gym_serve.request": self._call.request_id or None, "gym_serve.rollout": self._call.affinity}
-        )
+        request = self._call.request_id or None
+        self._span.set({"gym_serve.request": request, "gym_serve.rollout": self._call.affinity})
         describe_reply(self._span, self._observer.server.name, reply)

@@ -35,33 +35,17 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
 class Model(Protocol):
     """What a protocol asks of a model; `gym_serve.servers.model.ModelServer` describes the methods."""
 
-    async def responses(self, body: JSON) -> JSON:
-        """The Response for a body of ``POST /v1/responses``."""
-        ...
+    async def responses(self, body: JSON) -> JSON: ...
 
-    async def chat_completions(self, body: JSON) -> JSON:
-        """The ChatCompletion for a body of ``POST /v1/chat/completions``."""
-        ...
+    async def chat_completions(self, body: JSON) -> JSON: ...
 
-    def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
-        """`responses` as a stream of events."""
-        ...
+    def stream_responses(self, body: JSON) -> AsyncIterator[JSON]: ...
 
-    def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
-        """`chat_completions` as a stream of chunks."""
-        ...
+    def stream_chat(self, body: JSON) -> AsyncIterator[JSON]: ...
 
 
 class WireProtocol(NamedTuple):
-    """A way to ask a model.
-
-    Attributes:
-        summary: its name.
-        result: what its answer is called.
-        request, response: JSON schemas of the body and the answer.
-        answer: the whole answer to a body.
-        stream: the answer to a body as server-sent events.
-    """
+    """A way to ask a model."""
 
     summary: str
     result: str
@@ -79,16 +63,7 @@ def without_stream(body: Any) -> Any:
 
 
 def finished_stream(op: str, body: Any, answer: Any) -> bytes:
-    """A finished answer as server-sent events.
-
-    Args:
-        op: the operation, one of `PROTOCOLS` or one that ends so.
-        body: the request.
-        answer: the answer to it.
-
-    Raises:
-        Unavailable: the answer is not what the protocol says.
-    """
+    """A finished answer as server-sent events. Raises `Unavailable`: it is not what the protocol says."""
     try:
         if op.endswith("v1/responses"):
             return b"".join(responses_sse(response_events(answer)))
@@ -155,9 +130,7 @@ async def _stream_chat(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
                 yield _chunk({**shown, "usage": None} if include_usage else shown)
     notes[USAGE] = usage
     end = b"".join(chat_sse([]))
-    if include_usage:
-        end = _chunk({**last, "choices": [], "usage": usage}) + end
-    yield end
+    yield _chunk({**last, "choices": [], "usage": usage}) + end if include_usage else end
 
 
 async def _messages(model: Model, body: Any) -> JSON:
@@ -172,8 +145,8 @@ async def _stream_messages(model: Model, body: Any) -> AsyncGenerator[bytes, Non
     async with closing(model.stream_responses(message_to_params(without_stream(body)))) as events:
         async for event in events:
             _note(notes, event, begun)
-            if made := b"".join(responses_sse(stream.event(event))):
-                yield made
+            if text := b"".join(responses_sse(stream.event(event))):
+                yield text
 
 
 def _note(notes: JSON, event: JSON, begun: float) -> None:
@@ -203,31 +176,28 @@ def _chunk(chunk: JSON) -> bytes:
 
 
 def _check_input(body: Any) -> None:
-    given = body.get("input") if isinstance(body, dict) else None
-    if not isinstance(given, str):
-        _check_list(given, "input", "a string or a list of items")
+    items = body.get("input") if isinstance(body, dict) else None
+    if not isinstance(items, str):
+        _check_list(items, "input", "a string or a list of items")
 
 
 def check_messages(body: Any) -> None:
-    """Check that a body has messages.
-
-    Raises:
-        BadRequest: it has none, as OpenAI and Anthropic answer too.
-    """
-    given = body.get("messages") if isinstance(body, dict) else None
-    _check_list(given, "messages", "a list of messages")
-    if not given:
+    """Raise `BadRequest` if a body has no messages, as OpenAI and Anthropic answer too."""
+    messages = body.get("messages") if isinstance(body, dict) else None
+    _check_list(messages, "messages", "a list of messages")
+    if not messages:
         raise BadRequest("`messages` must have at least one message, got none")
 
 
-def _check_list(given: Any, key: str, wanted: str) -> None:
-    if not isinstance(given, list):
-        raise BadRequest(f"`{key}` must be {wanted}, got {type(given).__name__}")
-    for index, entry in enumerate(given):
+def _check_list(entries: Any, key: str, wanted: str) -> None:
+    if not isinstance(entries, list):
+        raise BadRequest(f"`{key}` must be {wanted}, got {type(entries).__name__}")
+    for index, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise BadRequest(f"`{key}[{index}]` must be an object, got {type(entry).__name__}")
 
 
+# By operation. A stream raises its failures, also after the first event.
 PROTOCOLS: Mapping[str, WireProtocol] = {
     "v1/responses": WireProtocol(
         "OpenAI Responses", "Response", schemas.PARAMS, schemas.RESPONSE, _responses, _stream_responses
@@ -239,4 +209,3 @@ PROTOCOLS: Mapping[str, WireProtocol] = {
         "Anthropic Messages", "Message", schemas.MESSAGES, schemas.MESSAGE, _messages, _stream_messages
     ),
 }
-"""By operation. A stream raises its failures, also after the first event."""

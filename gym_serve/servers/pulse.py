@@ -1,9 +1,8 @@
 """`PULSE` knows when this process was stopped: frozen by a signal, a debugger or the machine below it.
 
 A limit that ends while a process stands still says nothing about what the process ran. A thread that wants to
-wake four times a second tells the two apart: a gap between two of its turns is time in which nothing ran here
-at all. It is a thread and not a task, since a method that blocks the event loop stops every task, but no
-thread.
+wake four times a second tells the two apart by the gaps between its turns. It is no task, since a method that
+blocks the event loop stops every task, but no thread.
 """
 
 from __future__ import annotations
@@ -47,5 +46,4 @@ class Pulse:
             self._last = now
 
 
-PULSE = Pulse()
-"""That of this process."""
+PULSE = Pulse()  # that of this process

@@ -81,8 +81,8 @@ class ResourcesServer(Server):
     restorable: ClassVar[bool] = False
     """Whether a session continues on another replica, from its last acknowledged state, if its replica dies.
 
-    Set it if `Session` is a pydantic model whose fields are the whole state. It is set for a class that
-    defines `snapshot` and `restore`."""
+    Set it if `Session` is a pydantic model whose fields are the whole state; `snapshot` and `restore` set
+    it."""
 
     metrics: ClassVar[MetricSpec] = STATISTICS_ONLY
     """The metrics of ``/aggregate_metrics``: scores, the extracted answer, breakdowns."""
@@ -116,23 +116,20 @@ class ResourcesServer(Server):
 
     _row: ClassVar[TypeAdapter[Any]]
     _seed_takes_row: ClassVar[bool]
+    _tools_take_row: ClassVar[bool]
     _verify_request: ClassVar[TypeAdapter[Any]]
     _verify_parameters: ClassVar[tuple[str, ...]]
-    _tools_take_row: ClassVar[bool]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.restorable = _is_restorable(cls)
         cls.tools = tools_of(cls, cls.extra_arguments)
         if clash := RESERVED & cls.tools.keys():
-            name = min(clash)
-            raise TypeError(
-                f"{place_of(getattr(cls, name))}: tool {cls.__name__}.{name}: the name of a route; rename it"
-            )
+            where = place_of(getattr(cls, name := min(clash)))
+            raise TypeError(f"{where}: tool {cls.__name__}.{name}: the name of a route; rename it")
         if cls.verify is ResourcesServer.verify:
-            raise TypeError(
-                f"{place_of_class(cls)}: {cls.__name__} must define `verify`, which returns the reward"
-            )
+            where = place_of_class(cls)
+            raise TypeError(f"{where}: {cls.__name__} must define `verify`, which returns the reward")
         cls._row = TypeAdapter(cls.Row)
         cls._seed_takes_row = cls.Row in hints_of(cls, cls.seed).values()
         cls._tools_take_row = any(spec.row is not None for spec in cls.tools.values())
@@ -155,11 +152,7 @@ class ResourcesServer(Server):
 
     @classmethod
     def check_row(cls, row: JSON, *, verified: bool = True) -> None:
-        """Check that a row has what `seed`, the tools and `verify` of the class read.
-
-        Args:
-            row: the row.
-            verified: whether it will be verified.
+        """Check that a row has what `seed`, the tools and, if it will be ``verified``, `verify` read.
 
         Raises:
             InvalidRequest: keys are missing or have a wrong type; names all of them.
@@ -175,14 +168,10 @@ class ResourcesServer(Server):
     async def seed(self, row: Any, session: Any) -> JSON | None:
         """Prepare the state of an episode from its row (optional); called once per session.
 
-        Args:
-            row: the row: a `Row` if the parameter is annotated so, else a dict.
-            session: the state to prepare.
-
         Returns:
             fields for the answer of ``/seed_session``, or None. The field ``tools`` has the tools that the
-            model is offered if the row's list of tools is missing or empty. Without that field, a row without
-            a list is offered the tools of the class.
+            model is offered if the row's list of tools is missing or empty; without it, the row is offered
+            those of the class.
         """
         return None
 
@@ -202,13 +191,10 @@ class ResourcesServer(Server):
         raise NotImplementedError(f"{type(self).__name__} has no verify")
 
     async def compare(self, request: CompareRequest) -> Comparison:
-        """Score the rollouts of a group against one another (optional).
+        """Score the rollouts of a group against one another (optional), without a session.
 
-        Called once per group, after all of its rollouts have ended or its deadline has passed; without a
-        session.
-
-        Raises:
-            Retryable: no rewards can be computed now.
+        Called once per group, after all of its rollouts have ended or its deadline has passed. Raises
+        `Retryable` if no rewards can be computed now.
         """
         raise NotImplementedError
 
@@ -216,12 +202,9 @@ class ResourcesServer(Server):
         """Release what a session holds (optional); called exactly once per session, after its last call."""
 
     async def snapshot(self, session: Any) -> Any:
-        """The state of a session, for `restore` in another replica (optional; see `restorable`).
+        """The state of a session, for `restore` in another replica: bytes, or anything that JSON can hold.
 
         Called after every call that may have changed the state. No other call of the session runs meanwhile.
-
-        Returns:
-            bytes, or anything that JSON can hold.
         """
         return json.dumps(session.model_dump(mode="json", by_alias=True, round_trip=True)).encode()
 
@@ -229,20 +212,15 @@ class ResourcesServer(Server):
         """A session from the state that `snapshot` returned: bytes, or decoded JSON.
 
         The replica that took the snapshot has died, or was stopped and has called `close`, so acquire again
-        what the session needs.
-
-        Raises:
-            Exception: the session cannot continue; the episode fails with `SessionLost`.
+        what the session needs. If it raises, the episode fails with `SessionLost`.
         """
         session = type(self).Session
         assert issubclass(session, BaseModel)  # checked with the class
         return session.model_validate_json(state)
 
     async def aggregate(self, rollouts: list[JSON]) -> JSON | None:
-        """Metrics of the environment's own (optional); None for those of `metrics`.
-
-        Args:
-            rollouts: scored ones, at least one; neither failed nor masked ones.
+        """Metrics of the environment's own over scored rollouts, at least one (optional); None for
+        `metrics`.
         """
         return None
 
@@ -250,28 +228,17 @@ class ResourcesServer(Server):
 
     def operations(self) -> dict[str, Operation]:
         row = {"type": "object", "description": "the row", "additionalProperties": True}
+        object_ = {"type": "object"}
+        request, verdict = self._verify_request.json_schema(), Verdict.model_json_schema()
+        again = "Whether responses can be scored again"
         operations = {
-            "seed_session": Operation(self._op_seed, "Open a session for a row", row, {"type": "object"}),
-            "verify": Operation(
-                self._op_verify,
-                "Score a response",
-                self._verify_request.json_schema(),
-                Verdict.model_json_schema(),
-            ),
-            "close_session": Operation(self._op_close, "Close a session", None, {"type": "object"}),
+            "seed_session": Operation(self._op_seed, "Open a session for a row", row, object_),
+            "verify": Operation(self._op_verify, "Score a response", request, verdict),
+            "close_session": Operation(self._op_close, "Close a session", None, object_),
             "aggregate_metrics": Operation(
-                self._op_aggregate,
-                "Metrics over many verified rollouts",
-                VERIFIED,
-                {"type": "object"},
+                self._op_aggregate, "Metrics over many verified rollouts", VERIFIED, object_
             ),
-            "reverify_mode": Operation(
-                self._op_reverify_mode,
-                "Whether responses can be scored again",
-                None,
-                {"type": "string"},
-                "GET",
-            ),
+            "reverify_mode": Operation(self._op_reverify_mode, again, None, {"type": "string"}, "GET"),
         }
         if type(self).compare is not ResourcesServer.compare:
             operations["compare"] = Operation(
@@ -283,12 +250,10 @@ class ResourcesServer(Server):
         if self.restorable:
             operations[RESTORE] = Operation(self._op_restore, "Open a session from a state")
         for name, spec in self.tools.items():
-            operations[f"tools/{name}"] = Operation(
-                self._tool_handler(name, spec),
-                spec.description or f"Tool {name}",
-                spec.parameters,
-                spec.returns.json_schema(mode="serialization"),
-            )
+            schema = spec.returns.json_schema(mode="serialization")
+            about = spec.description or f"Tool {name}"
+            handler = self._tool_handler(name, spec)
+            operations[f"tools/{name}"] = Operation(handler, about, spec.parameters, schema)
         return operations
 
     @property
@@ -308,10 +273,8 @@ class ResourcesServer(Server):
 
     async def _op_seed(self, body: Any) -> Reply:
         if not isinstance(body, dict):
-            raise InvalidRequest(
-                f"the body of /seed_session must be the row, an object, got {type(body).__name__}"
-            )
-
+            kind = type(body).__name__
+            raise InvalidRequest(f"the body of /seed_session must be the row, an object, got {kind}")
         offered = {"tools": self._offered} if body.pop(WANTS_TOOLS, False) and self._offered else {}
         verified = not body.pop(UNVERIFIED, False)
         if not _is_of_client():  # which may send the rest when it verifies; an episode costs model calls
@@ -323,9 +286,9 @@ class ResourcesServer(Server):
             if session.seeded is None:
                 if self._tools_take_row:
                     session.row = row
-                given = row if self._seed_takes_row else body
                 try:
-                    session.seeded = await call.run(self.seed, given, session.state) or {}
+                    row_or_body = row if self._seed_takes_row else body
+                    session.seeded = await call.run(self.seed, row_or_body, session.state) or {}
                 except GymError:
                     raise
                 except Exception as error:
@@ -353,18 +316,15 @@ class ResourcesServer(Server):
 
     async def _op_verify(self, body: Any) -> Reply:
         request = parse(self._verify_request, body, "request")
-
         takes_session = "session" in self._verify_parameters
-        row = parse(self._row, _without_response(body), "row") if "row" in self._verify_parameters else None
+        row = None
+        if "row" in self._verify_parameters:
+            row = parse(self._row, {key: body[key] for key in body if key != "response"}, "row")
 
         async def verify(call: SessionCall[Any]) -> Reply:
-            known = {
-                "request": request,
-                "row": row,
-                "response": request.response,
-                "session": call.session.state,
-            }
-            arguments = [known[name] for name in self._verify_parameters]
+            values = {"request": request, "row": row, "response": request.response}
+            values["session"] = call.session.state
+            arguments = [values[name] for name in self._verify_parameters]
             meter = call.session.meter
             try:
                 with metering(meter, "verify"):
@@ -409,9 +369,9 @@ class ResourcesServer(Server):
             raise
         except Exception as error:
             raise author_error(CompareFailed, self.name, self.compare, error) from error
-        given, wanted = len(comparison.rewards), len(request.response_objs)
-        if given != wanted:
-            problem = ValueError(f"it must return {wanted} rewards, one per rollout, got {given}")
+        got, wanted = len(comparison.rewards), len(request.response_objs)
+        if got != wanted:
+            problem = ValueError(f"it must return {wanted} rewards, one per rollout, got {got}")
             raise author_error(CompareFailed, self.name, self.compare, problem)
         return comparison
 
@@ -465,10 +425,7 @@ class ResourcesServer(Server):
     ) -> Operation:
         """The operation of a tool that is not a method of this class, e.g. one of a foreign server.
 
-        Args:
-            tool: its name, description and schema.
-            call: calls it, with the state of the session and the arguments.
-            opens: see `in_any_session`.
+        ``call`` gets the state of the session and the arguments; ``opens``: see `in_any_session`.
         """
 
         async def handler(body: Any) -> Reply:
@@ -492,15 +449,10 @@ class ResourcesServer(Server):
     async def in_session(
         self, session_id: str, work: Callable[[SessionCall[Any]], Awaitable[Reply]], *, touches: bool = True
     ) -> Reply:
-        """Run a call of an open session, also for a subclass's own operations.
+        """Run a call of an open session, also for a subclass's own operations; a failure is in the reply.
 
-        Args:
-            session_id: the session.
-            work: the call; it runs the author's methods by `SessionCall.run`.
-            touches: whether it can change the state.
-
-        Raises:
-            SessionLost, SessionNotFound: see `LiveSessions.get`. A failure of ``work`` is in the reply.
+        ``work`` runs the author's methods by `SessionCall.run`; ``touches``: it can change the state. Raises
+        `SessionLost` or `SessionNotFound`.
         """
         async with SessionCall(self.sessions, self.sessions.get(session_id)) as call:
             try:
@@ -517,14 +469,8 @@ class ResourcesServer(Server):
         touches: bool = True,
         opens: bool = True,
     ) -> Reply:
-        """Run a call in the session that it names; without one, in a new session.
-
-        Args:
-            work, touches: see `in_session`.
-            opens: whether a call may open a session, which stays open if the call succeeds.
-
-        Raises:
-            SessionNotFound: the call names no session, and may not open one.
+        """Run a call in the session that it names; without one, in a new session, which stays open if the
+        call succeeds. Where the call may not open one (``opens``), raises `SessionNotFound`.
         """
         session_id = current().session
         if session_id is not None:
@@ -534,9 +480,8 @@ class ResourcesServer(Server):
         return await self._open_and_call(type(self).Session(), work)
 
     async def in_open_session(self, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
-        """Run a call in the caller's session if that is open, else in a new one, which stays open.
-
-        So a client that seeds twice keeps its state.
+        """Run a call in the caller's session if that is open, else in a new one: a client that seeds twice
+        keeps its state.
         """
         session_id = current().session
         try:
@@ -577,11 +522,7 @@ def _note_calls(session: OpenSession[Any]) -> None:
 
 
 def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], type[VerifyRequest]]:
-    """What each parameter of `verify` receives, and the type of the request.
-
-    Raises:
-        TypeError: a parameter has an unknown name.
-    """
+    """What each parameter of `verify` receives, and the type of the request."""
     hints, gets, request = hints_of(cls, cls.verify), [], VerifyRequest
     for position, name in enumerate(list(inspect.signature(cls.verify).parameters)[1:]):
         hint = hints.get(name)
@@ -600,21 +541,13 @@ def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], typ
     return tuple(gets), request
 
 
-def _verdict(given: Any) -> Verdict:
-    """The value that `verify` returned, as a verdict.
-
-    Raises:
-        ValueError: it is neither a number nor a verdict.
-    """
-    if isinstance(given, Real):  # numpy's numbers as well
-        return Verdict(reward=float(given))
-    if not isinstance(given, Verdict | Mapping):
-        raise ValueError(f"it must return a number or a Verdict, got {type(given).__name__}")
-    return Verdict.model_validate(given)
-
-
-def _without_response(body: JSON) -> JSON:
-    return {key: value for key, value in body.items() if key != "response"}
+def _verdict(value: Any) -> Verdict:
+    """The value that `verify` returned, as a verdict."""
+    if isinstance(value, Real):  # numpy's numbers as well
+        return Verdict(reward=float(value))
+    if not isinstance(value, Verdict | Mapping):
+        raise ValueError(f"it must return a number or a Verdict, got {type(value).__name__}")
+    return Verdict.model_validate(value)
 
 
 def _is_of_client() -> bool:
@@ -623,20 +556,14 @@ def _is_of_client() -> bool:
 
 
 def _is_restorable(cls: type[ResourcesServer]) -> bool:
-    """Whether the sessions of a class have snapshots.
-
-    Raises:
-        TypeError: the class declares it, but a snapshot would be incomplete.
-    """
     own = [getattr(cls, n) is not getattr(ResourcesServer, n) for n in ("snapshot", "restore")]
-    if any(own):
-        if not all(own):
-            where = f"{place_of_class(cls)}: {cls.__name__}"
-            raise TypeError(f"{where} must define both `snapshot` and `restore`")
-        return True
-    if not cls.restorable:
+    if not any(own) and not cls.restorable:
         return False
     where, step = f"{place_of_class(cls)}: {cls.__name__}", "define `snapshot` and `restore`"
+    if any(own):
+        if not all(own):
+            raise TypeError(f"{where} must define both `snapshot` and `restore`")
+        return True
     if not issubclass(cls.Session, BaseModel):
         raise TypeError(f"{where}.restorable: `Session` must be a pydantic model; else {step}")
     hidden = [*cls.Session.__private_attributes__]

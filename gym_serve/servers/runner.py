@@ -1,7 +1,7 @@
 """`ServerRunner` runs one server: it turns a `Call` into a `Reply`, and owns the server's life.
 
-This is the one place where foreign exceptions become typed failures. A Serve replica, an inline
-transport and a unit test hold the same `ServerRunner`, which is why they behave alike.
+This is the one place where foreign exceptions become typed failures. A Serve replica, an inline transport and
+a unit test hold the same `ServerRunner`, which is why they behave alike.
 """
 
 from __future__ import annotations
@@ -38,29 +38,20 @@ from gym_serve.types.errors import (
 )
 from gym_serve.types.exact import exact_json
 
-DESCRIBE = "operations.json"
-"""The operation that every server has."""
+DESCRIBE = "operations.json"  # the operation that every server has
 
-EACH = "each/"
-"""Begins the operations of one replica, for the process that runs the graph. They have no HTTP route."""
+EACH = "each/"  # begins operations of one replica, for the process that runs the graph; not over HTTP
+GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})  # the operations whose HTTP method is GET
 
-GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
-"""The operations of docs/formats.md whose HTTP method is GET; that of any other is POST."""
-
-_IDLE = 0.1
-"""Share of its time that a tool may have waited or stood still, and still have had its chance to end."""
+_IDLE = 0.1  # share of its time that a tool may wait or stand still, and still have had its chance to end
 _OPEN_FILES = 1 << 20
 
 logger = logging.getLogger("gym_serve")
 
 
 class ServerRunner:
-    """Runs ``server``.
-
-    Args:
-        server: the server; the runner starts and stops it.
-        replica: the replica that it runs in; None without Ray.
-        tracing: the share of the calls without a trace that begin one; None for none.
+    """Runs ``server``; ``tracing`` is the share of the calls without a trace that begin one, None for
+    none.
     """
 
     def __init__(self, server: Server, replica: str | None = None, *, tracing: float | None = None) -> None:
@@ -110,9 +101,6 @@ class ServerRunner:
         """Run a call and yield its answer as server-sent events; see `Transport.stream`.
 
         An operation without a stream answers whole, in one chunk.
-
-        Raises:
-            GymError: the call failed, possibly after the first event.
         """
         observed = self._observer.begin(call)
         try:
@@ -136,12 +124,7 @@ class ServerRunner:
     async def describe(self, body: Any) -> Any:
         """The operations with their schemas, for the API documentation."""
         return {
-            op: {
-                "summary": operation.summary,
-                "method": operation.method,
-                "request": operation.request,
-                "response": operation.response,
-            }
+            op: {key: getattr(operation, key) for key in ("summary", "method", "request", "response")}
             for op, operation in self.operations.items()
             if op not in (DESCRIBE, RESTORE) and not op.startswith(EACH)
         }
@@ -246,13 +229,11 @@ class ServerRunner:
 
 
 def tune_process() -> None:
-    """Prepare this process for thousands of rollouts in flight.
+    """Prepare a process of gym_serve's own (a replica, the command line) for thousands of rollouts in flight.
 
-    Only for processes of gym_serve's own (replicas, the command line): in a trainer's process, the trainer
-    decides. The garbage collector runs less often, and never on what is loaded now, such as modules: with
-    Python's default thresholds, (700, 10, 10), it scans the objects of all rollouts in flight again and
-    again, which took an eighth of an agent's CPU time. And files may be open up to the hard limit, since each
-    model call is a connection, and many shells allow only 1,024.
+    The garbage collector runs less often, and never on what is loaded now: with Python's default thresholds,
+    it scans the objects of all rollouts in flight again and again, which took an eighth of an agent's CPU
+    time. And files may be open up to the hard limit, since each model call is a connection.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

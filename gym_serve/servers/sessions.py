@@ -1,9 +1,8 @@
 """`LiveSessions`: the sessions of one environment, the calls in them, and how they end.
 
-An id is ``"{replica}.{random}"``. The part before the dot names the replica that issued the session, so that
-a router can send every later call there; the rest cannot be guessed. `SessionTable` is pure: it has no tasks
-and no clock. `LiveSessions` runs the calls and closes the sessions. However calls, cancellations, expiry,
-closing and stopping interleave:
+An id is ``"{replica}.{random}"``: the router sends every later call to the replica before the dot; the rest
+cannot be guessed. `SessionTable` is pure; `LiveSessions` runs the calls and closes the sessions. However
+calls, cancellations, expiry, closing and stopping interleave:
 
 - Whoever removes a session from the table closes it, so its close hook runs exactly once. The hook runs in a
   task of its own: a caller that stops waiting does not interrupt it.
@@ -13,11 +12,10 @@ closing and stopping interleave:
   caller is gone, so that the next call never runs beside it on the same state.
 
 The state of a session can be sealed into bytes, go to the caller, and open a session on another replica.
-Sealed are: the version (8 bytes, big-endian), the length of the row's own keys (4 bytes) and these keys as
-JSON, if tools read them, one byte for the form of the snapshot, and the snapshot. The version counts the
-snapshots of a session, so that a caller that gets replies out of order knows the latest one. JSON is written
-by the standard library, which unlike faster encoders keeps numbers that are not finite and integers of any
-length.
+Sealed are: the version (8 bytes, big-endian), which counts the snapshots of a session, as replies may come
+out of order; the length of the row's own keys (4 bytes) and these keys as JSON, if tools read them; one byte
+for the form of the snapshot; and the snapshot. JSON is written by the standard library, which unlike faster
+encoders keeps numbers that are not finite and integers of any length.
 """
 
 from __future__ import annotations
@@ -51,16 +49,12 @@ from gym_serve.types.errors import (
 S = TypeVar("S")
 
 _SWEEP_SECONDS = 5.0
-_ORPHAN_SECONDS = 60.0
-"""For how long a session is kept whose opener has died, in case that another process goes on with it."""
-_STOP_SECONDS = 10.0
-"""Seconds that a stopping server waits for running calls before it closes their sessions."""
+_ORPHAN_SECONDS = 60.0  # how long a session is kept whose opener has died: another process may go on with it
+_STOP_SECONDS = 10.0  # seconds that a stopping server waits for running calls before it closes their sessions
 
 logger = logging.getLogger("gym_serve")
 
-RESTORE = "restore_session"
-"""The operation that opens a session from a sealed state. It has no HTTP route, because snapshots are
-trusted."""
+RESTORE = "restore_session"  # opens a session from a sealed state; without HTTP route: snapshots are trusted
 
 _BYTES, _JSON = b"b", b"j"
 _VERSION, _LENGTH = 8, 4
@@ -68,39 +62,22 @@ _VERSION, _LENGTH = 8, 4
 
 @dataclass(eq=False, slots=True)
 class OpenSession(Generic[S]):
-    """A session, from seed until its close hook has run.
-
-    Attributes:
-        id: its id.
-        state: the environment's own state.
-        used: time of its last call, in seconds of the caller's clock.
-        seeded: the fields that `seed` returned; None if it was not seeded here.
-        version: number of snapshots taken of it.
-        of_client: whether a client opened it over HTTP, not an episode.
-        running: number of calls in progress; a session with any does not expire.
-        closed: whether it has left the table, so that no further call may begin.
-        turn: lock of calls that must run alone.
-        meter: the usage of the model calls that were made for it.
-        row: the row's own keys, if a tool of the environment reads them.
-        quiet: event, if something waits for it, that the last call of a closed session has ended.
-        opener: the process that opened it, if that is another one; empty for a client's session.
-        traceparent: the span that it was opened in; calls from outside that name no span of their own, as
-            those of a harness, belong to its trace.
-    """
+    """A session, from seed until its close hook has run."""
 
     id: str
     state: S
-    used: float
-    seeded: dict[str, Any] | None = None
+    used: float  # time of its last call, in seconds of the caller's clock
+    seeded: dict[str, Any] | None = None  # the fields that `seed` returned; None if it was not seeded here
     version: int = 0
-    running: int = 0
-    closed: bool = False
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: int = 0  # number of calls in progress; a session with any does not expire
+    closed: bool = False  # whether it has left the table, so that no further call may begin
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # lock of calls that must run alone
     meter: UsageMeter = field(default_factory=lambda: UsageMeter(Recorder(texts=True)))
-    row: Any = None
-    quiet: asyncio.Event | None = None
-    of_client: bool = False
-    opener: str = ""
+    row: Any = None  # the row's own keys, if a tool of the environment reads them
+    quiet: asyncio.Event | None = None  # if something waits for it: the last call of a closed one has ended
+    of_client: bool = False  # whether a client opened it over HTTP, not an episode
+    opener: str = ""  # the process that opened it, if that is another one; empty for a client's session
+    # The span that it was opened in; calls from outside without one, as a harness's, belong to its trace.
     traceparent: str | None = None
 
 
@@ -110,12 +87,7 @@ def replica_of(session_id: str) -> str:
 
 
 class SessionTable(Generic[S]):
-    """Sessions by id.
-
-    Args:
-        replica: name of this instance, without a dot.
-        ttl: seconds without a call after which a session expires.
-    """
+    """Sessions by id; ``ttl`` is seconds without a call after which one expires."""
 
     def __init__(self, replica: str, ttl: float) -> None:
         if "." in replica:
@@ -124,8 +96,7 @@ class SessionTable(Generic[S]):
         self.ttl = ttl
         self._sessions: dict[str, OpenSession[S]] = {}
         self._orphans: dict[str, float] = {}
-        self.of_clients = 0
-        """How many of them clients opened over HTTP."""
+        self.of_clients = 0  # how many of them clients opened over HTTP
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -143,9 +114,7 @@ class SessionTable(Generic[S]):
     def get(self, session_id: str, now: float) -> OpenSession[S]:
         """The open session of an id; its time to live starts again.
 
-        Raises:
-            SessionLost: another replica issued it, which died (or this call was misrouted).
-            SessionNotFound: it was closed, has expired, or never existed.
+        Raises `SessionLost` if another replica issued it, which died, and else `SessionNotFound`.
         """
         session = self._sessions.get(session_id)
         if session is not None:
@@ -172,7 +141,6 @@ class SessionTable(Generic[S]):
         return session
 
     def ids(self) -> list[str]:
-        """Ids of all open sessions."""
         return list(self._sessions)
 
     @property
@@ -196,15 +164,7 @@ class SessionTable(Generic[S]):
 
 
 class LiveSessions(Generic[S]):
-    """The sessions of one environment.
-
-    Args:
-        replica, ttl: see `SessionTable`.
-        close: hook that receives the state of every session at its end, a coroutine function or a plain one;
-            None if sessions hold nothing to release.
-        exclusive: whether the calls of one session run one after the other.
-        max_of_clients: maximum number of sessions that clients may have open over HTTP.
-    """
+    """The sessions of one environment. The hook ``close`` receives the state of every session at its end."""
 
     def __init__(
         self,
@@ -215,8 +175,7 @@ class LiveSessions(Generic[S]):
         exclusive: bool = False,
         max_of_clients: int | None = None,
     ) -> None:
-        self.clock = time.monotonic
-        """Returns the time in seconds."""
+        self.clock = time.monotonic  # returns the time in seconds
         self.exclusive = exclusive
         self._max_of_clients = max_of_clients
         self._table: SessionTable[S] = SessionTable(replica, ttl)
@@ -226,7 +185,6 @@ class LiveSessions(Generic[S]):
         self._stopped = False
 
     def __len__(self) -> int:
-        """How many sessions are open."""
         return len(self._table)
 
     @property
@@ -235,19 +193,11 @@ class LiveSessions(Generic[S]):
         return self._table.wanted
 
     def orphan(self, opener: str) -> None:
-        """See `SessionTable.orphan`."""
         self._table.orphan(opener, self.clock())
 
     def open(self, state: S, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
-        """Open a session.
-
-        Args:
-            state, version: see `SessionTable.open`.
-            of_client: whether a client opens it over HTTP, and may never close it.
-
-        Raises:
-            Unavailable: the server is stopping.
-            Overloaded: clients have the maximum number of sessions open.
+        """Open a session. Raises `Unavailable` while stopping, `Overloaded` where clients have too many
+        open.
         """
         if self._stopped:
             raise Unavailable(f"replica {self._table.replica} is stopping and opens no more sessions")
@@ -259,25 +209,19 @@ class LiveSessions(Generic[S]):
         return self._table.open(state, self.clock(), version, of_client=of_client)
 
     def get(self, session_id: str) -> OpenSession[S]:
-        """The open session of an id.
-
-        Raises:
-            SessionLost, SessionNotFound: see `SessionTable.get`; a stopped server has lost all sessions.
-        """
+        """The open session of an id; see `SessionTable.get`. A stopped server has lost all sessions."""
         if self._stopped:
             raise self.gone(session_id)
         return self._table.get(session_id, self.clock())
 
     def traceparent(self, session_id: str) -> str | None:
-        """See `SessionTable.traceparent`."""
         return self._table.traceparent(session_id)
 
     def gone(self, session_id: str) -> GymError:
         """The error for a session that was open before."""
         if self._stopped:
-            return SessionLost(
-                f"replica {self._table.replica}, which held session {session_id[:64]}, is stopping"
-            )
+            held = f"replica {self._table.replica}, which held session {session_id[:64]},"
+            return SessionLost(f"{held} is stopping")
         return SessionNotFound(f"session {session_id[:64]} was closed while the call waited for its turn")
 
     async def close(self, session_id: str) -> OpenSession[S] | None:
@@ -288,12 +232,10 @@ class LiveSessions(Generic[S]):
         return session
 
     def sweep(self) -> None:
-        """Start to close the expired sessions."""
         for session_id in self._table.expired(self.clock()):
             self._close(session_id)
 
     def start(self) -> None:
-        """Start to close sessions as they expire."""
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
@@ -345,14 +287,8 @@ class LiveSessions(Generic[S]):
 
 
 class SessionCall(Generic[S]):
-    """One call in a session, from its turn to its end: an async context manager.
-
-    Args:
-        sessions: where the session lives.
-        session: the session.
-
-    Raises:
-        SessionNotFound, SessionLost: on entry, if the session was closed while the call waited for its turn.
+    """One call in a session, from its turn to its end. Raises `SessionNotFound` or `SessionLost` on entry, if
+    the session was closed while the call waited for its turn.
     """
 
     def __init__(self, sessions: LiveSessions[S], session: OpenSession[S]) -> None:
@@ -434,16 +370,7 @@ def _note_wait(seconds: float) -> None:
 
 
 def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
-    """A snapshot as sealed state.
-
-    Args:
-        version: number of the snapshot within its session.
-        snapshot: bytes, or anything that JSON can hold.
-        row: the row's own keys; None if no tool reads them.
-
-    Raises:
-        TypeError: the snapshot is neither.
-    """
+    """A snapshot, bytes or JSON, as sealed state, with the row's own keys if a tool reads them."""
     raw = isinstance(snapshot, bytes)
     payload = snapshot if raw else json.dumps(snapshot, separators=(",", ":")).encode()
     keys = b"" if row is None else json.dumps(row, separators=(",", ":")).encode()
@@ -452,23 +379,15 @@ def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
 
 
 def version_of(state: bytes) -> int:
-    """The version of a sealed state."""
     return int.from_bytes(state[:_VERSION], "big")
 
 
 def unseal(state: bytes) -> tuple[int, Any, Any]:
-    """Version, snapshot and row of a sealed state.
-
-    Raises:
-        InvalidRequest: it is not a sealed state.
-    """
+    """Version, snapshot and row of a sealed state. Raises `InvalidRequest` if it is not a sealed state."""
     start = _VERSION + _LENGTH
     length = int.from_bytes(state[_VERSION:start], "big")
-    keys, kind, payload = (
-        state[start : start + length],
-        state[start + length :][:1],
-        state[start + length + 1 :],
-    )
+    keys, kind = state[start : start + length], state[start + length :][:1]
+    payload = state[start + length + 1 :]
     try:
         row = json.loads(keys) if keys else None
         if kind == _BYTES:
@@ -486,11 +405,7 @@ def restore_request(state: bytes) -> dict[str, str]:
 
 
 def state_of(body: Any) -> bytes:
-    """The sealed state in the body of `RESTORE`.
-
-    Raises:
-        InvalidRequest: it is missing.
-    """
+    """The sealed state in the body of `RESTORE`. Raises `InvalidRequest` if it is missing."""
     state: Any = body.get("state") if isinstance(body, dict) else None
     try:
         return base64.b64decode(state, validate=True)

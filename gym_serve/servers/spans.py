@@ -1,7 +1,7 @@
 """What the spans of calls say: names and attributes after OpenTelemetry's conventions for generative AI.
 
-These conventions (https://github.com/open-telemetry/semantic-conventions-genai) are still in development;
-all of their names that gym_serve uses are in this file, except that of an episode (`AgentServer.run`).
+These conventions (https://github.com/open-telemetry/semantic-conventions-genai) are still in development; all
+of their names that gym_serve uses are in this file, except that of an episode (`AgentServer.run`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from gym_serve.observe.tracing import Span
 from gym_serve.servers.transport import Reply
 from gym_serve.types.errors import GymError
 
-PROVIDER = "gym_serve"
-"""``gen_ai.provider.name``: what a caller knows about a model server of its graph. Behind it may be any."""
+PROVIDER = "gym_serve"  # what a caller knows about a model server of its graph: behind it may be any
 
 _CHATS = frozenset({"v1/responses", "v1/chat/completions"})
 _REQUEST = {
@@ -29,27 +28,14 @@ _REQUEST = {
 
 
 def describe_call(seen: Span, server: str, op: str, body: Any, reply: Reply) -> None:
-    """Describe a call, seen by its caller.
-
-    Args:
-        seen: its span, which is recorded.
-        server: who was called.
-        op: the operation.
-        body: its body, decoded.
-        reply: how it ended.
-    """
+    """Describe a call, seen by its caller."""
     if op in _CHATS:
         _describe_chat(seen, server, body if isinstance(body, dict) else {}, reply)
     elif op.startswith("tools/"):
         tool = op.removeprefix("tools/")
         seen.name(f"execute_tool {tool}")
-        seen.set(
-            {
-                "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": tool,
-                "gen_ai.tool.type": "function",
-            }
-        )
+        operation = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
+        seen.set({**operation, "gen_ai.tool.name": tool})
     describe_reply(seen, server, reply)
 
 
@@ -98,12 +84,10 @@ def _finish_reasons(answer: Mapping[str, Any]) -> list[str]:
     """Why generation ended, in the words of Chat Completions."""
     if isinstance(choices := answer.get("choices"), list):
         return [str(choice.get("finish_reason")) for choice in choices if isinstance(choice, dict)]
-    cut = answer.get("incomplete_details")
-    if isinstance(cut, dict):
+    if isinstance(cut := answer.get("incomplete_details"), dict):
         reason = str(cut.get("reason"))
         return ["length" if reason == "max_output_tokens" else reason]
-    output = answer.get("output")
-    items = output if isinstance(output, list) else []
+    items = output if isinstance(output := answer.get("output"), list) else []
     calls = any(isinstance(item, dict) and item.get("type") == "function_call" for item in items)
     return ["tool_calls" if calls else "stop"]
 

@@ -2,10 +2,9 @@
 
 Its JSON schema derives from the signature: annotations give the types (any that pydantic knows), defaults
 make arguments optional, and the docstring (Google, NumPy or reST style) gives the descriptions. Two
-parameters are injected and are not part of the schema: ``session`` receives the state of the episode, and a
-parameter that is annotated with the class's ``Row`` receives the row's own keys. A parameter ``row`` of
-another type is refused: the model would supply it. Arguments are validated before the method runs; unknown
-ones are dropped or refused (`ResourcesServer.extra_arguments`).
+parameters are injected and are not part of the schema: ``session``, the state of the episode, and one that is
+annotated with the class's ``Row``, the row's own keys. A parameter ``row`` of another type is refused: the
+model would supply it.
 """
 
 from __future__ import annotations
@@ -26,38 +25,23 @@ from gym_serve.types.requests import JSON
 Extra = Literal["ignore", "forbid"]
 """What happens to arguments that a tool does not have: they are dropped, or the call is refused."""
 
+# Key that an agent adds to a row without tools when it opens a session: the environment then answers the
+# tools of its class. Other clients get the same answer as from NeMo Gym.
 WANTS_TOOLS = "_ng_wants_tools"
-"""Key that an agent adds to a row without tools when it opens a session: the environment then answers the
-tools of its class. Other clients get the same answer as from NeMo Gym."""
-
-UNVERIFIED = "_ng_unverified"
-"""Key that an agent adds to a row that it will not ask a verdict for: it may lack what `verify` needs."""
+UNVERIFIED = "_ng_unverified"  # key of a row that no verdict is asked for: it may lack what `verify` needs
 
 UnavailableTools = Literal["fail", "show"]
 """Behaviour if a tool is unavailable: the episode fails, or the model is shown the tool's answer."""
 
-UNAVAILABLE = frozenset({429, 502, 503, 504})
-"""The statuses of a tool that is unavailable: busy, gone or too slow."""
+UNAVAILABLE = frozenset({429, 502, 503, 504})  # statuses of a tool that is busy, gone or too slow
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__gym_serve_tool__"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
-RESERVED = frozenset(
-    {
-        "seed_session",
-        "verify",
-        "close_session",
-        "aggregate_metrics",
-        "reverify_mode",
-        "compare",
-        "reset",
-        "step",
-        "close",
-        "mcp",
-    }
-)
-"""Routes of a server; no tool may have one of these names."""
+# Routes of a server; no tool may have one of these names.
+RESERVED = frozenset({"seed_session", "verify", "close_session", "aggregate_metrics", "reverify_mode"})
+RESERVED |= {"compare", "reset", "step", "close", "mcp"}
 
 
 def is_tool_name(name: str) -> bool:
@@ -67,13 +51,7 @@ def is_tool_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ToolDescription:
-    """A tool as a model gets it.
-
-    Attributes:
-        name: its route, and its name for the model.
-        description: what it does.
-        parameters: JSON schema of its arguments.
-    """
+    """A tool as a model gets it."""
 
     name: str
     description: str
@@ -96,19 +74,12 @@ class ToolDescription:
 
 @dataclass(frozen=True)
 class ToolSpec(ToolDescription):
-    """A method that is a tool, as its signature and docstring describe it.
-
-    Attributes:
-        arguments: type adapter of the arguments.
-        returns: type adapter of the result.
-        takes_session: whether the method has a ``session`` parameter.
-        row: name of its parameter for the row's own keys, if it has one.
-    """
+    """A method that is a tool, as its signature and docstring describe it."""
 
     arguments: TypeAdapter[Any]
     returns: TypeAdapter[Any]
-    takes_session: bool
-    row: str | None = None
+    takes_session: bool  # whether the method has a ``session`` parameter
+    row: str | None = None  # name of its parameter for the row's own keys, if it has one
 
 
 def tool(method: F) -> F:
@@ -120,12 +91,7 @@ def tool(method: F) -> F:
 def tools_of(cls: type, extra: Extra = "ignore") -> dict[str, ToolSpec]:
     """The tools of a class, inherited ones included, in the order of their definition.
 
-    Args:
-        cls: the class.
-        extra: what happens to arguments that a tool does not have.
-
-    Raises:
-        TypeError: a signature has no schema; names file, line, class, method and parameter.
+    Raises `TypeError` where a signature has no schema, with file, line, class, method and parameter.
     """
     specs: dict[str, ToolSpec] = {}
     for base in reversed(cls.__mro__):
@@ -137,11 +103,7 @@ def tools_of(cls: type, extra: Extra = "ignore") -> dict[str, ToolSpec]:
 
 
 def hints_of(cls: type, method: Callable[..., Any]) -> dict[str, Any]:
-    """Type hints of a method; classes nested in its class or a base (``Session``) can be named.
-
-    Raises:
-        TypeError: an annotation names something that cannot be found.
-    """
+    """Type hints of a method; classes nested in its class or a base (``Session``) can be named."""
     nested = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
     try:
         return get_type_hints(method, localns=nested, include_extras=True)
@@ -174,9 +136,7 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
         field = Field(default=default, description=described.get(parameter.name))
         fields[parameter.name] = (hints[parameter.name], field)
     # The schema is the same either way: a model is never told that it may invent arguments.
-    config = ConfigDict(
-        extra=extra, json_schema_extra={"additionalProperties": False}, arbitrary_types_allowed=False
-    )
+    config = ConfigDict(extra=extra, json_schema_extra={"additionalProperties": False})
     result = hints.get("return", Any)
     try:
         arguments = TypeAdapter(create_model(f"{name}_arguments", __config__=config, **fields))
@@ -186,19 +146,11 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):
         types = {f"argument `{key}`": hint for key, (hint, _) in fields.items()} | {"its result": result}
         what, hint = next((item for item in types.items() if not _has_schema(item[1])), (name, ""))
-        raise TypeError(
-            f"{where}: {what} is of type {hint}, for which pydantic has no JSON schema; use another type"
-        ) from None
+        problem = f"{what} is of type {hint}, for which pydantic has no JSON schema; use another type"
+        raise TypeError(f"{where}: {problem}") from None
     description = "\n\n".join(filter(None, [doc.short_description, doc.long_description]))
-    return ToolSpec(
-        name=name,
-        description=description,
-        arguments=arguments,
-        parameters=schema,
-        returns=returns,
-        takes_session=any(p.name == "session" for p in parameters),
-        row=row,
-    )
+    takes_session = any(p.name == "session" for p in parameters)
+    return ToolSpec(name, description, schema, arguments, returns, takes_session, row)
 
 
 def _untitled(schema: JSON) -> JSON:

@@ -1,7 +1,7 @@
 """A transport carries a `Call` from one server to another, and its `Reply` back.
 
-Bodies cross as JSON bytes that are encoded once. A failure crosses as a value too (a status of
-400 or more and an error body), so that all three kinds of transport, and HTTP clients, see the same.
+Bodies cross as JSON bytes that are encoded once. A failure crosses as a value too (a status of 400 or more
+and an error body), so that all three kinds of transport, and HTTP clients, see the same.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from gym_serve.types.exact import foreign_json, whole_text
 from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.timeline import TIMELINE_FIELD
 
-CALLER_LEFT = 499
-"""The status of a call whose caller stopped waiting (nginx's); nobody gets it as an answer."""
+CALLER_LEFT = 499  # the status of a call whose caller stopped waiting (nginx's); nobody gets it as an answer
 
 
 def encode(value: Any) -> bytes:
@@ -41,9 +40,8 @@ def text_as_json(text: str | bytes) -> bytes:
 
 
 def trimmed(data: bytes) -> bytes:
-    """A copy that takes no more memory than needed.
-
-    orjson returns a buffer of 4 or 8 KB however short the text is, which matters if thousands of bodies wait.
+    """A copy that takes no more memory than needed: orjson's buffer has 4 or 8 KB however short the text
+    is.
     """
     return bytes(memoryview(data))
 
@@ -54,21 +52,18 @@ class Call(NamedTuple):
     Attributes:
         op: the operation, which is also its HTTP path below the server
             (``seed_session``, ``verify``, ``tools/{name}``, ``v1/responses``, ``run``, ...).
-        body: JSON, or empty for an operation without a body.
-        session: id of its session; pins the call to the replica that holds the session.
         request_id, affinity, traceparent: see `CallContext`.
-        timeout: seconds that the caller waits, None for no limit.
         endpoint: where the policy of this rollout answers; None for the graph's own. It is for an agent, or
             for the model that the agent calls; it goes no further by itself.
         waited: seconds that it waited for its turn at the replica that runs it; no transport carries it.
     """
 
     op: str
-    body: bytes = b""
-    session: str | None = None
+    body: bytes = b""  # JSON, or empty for an operation without a body
+    session: str | None = None  # id of its session; pins the call to the replica that holds the session
     request_id: str = ""
     affinity: str | None = None
-    timeout: float | None = None
+    timeout: float | None = None  # seconds that the caller waits, None for no limit
     endpoint: ModelEndpoint | None = None
     traceparent: str | None = None
     waited: float = 0.0
@@ -78,29 +73,21 @@ class Reply(NamedTuple):
     """Its answer.
 
     Attributes:
-        status: an HTTP status.
-        body: JSON; that of a rollout is without its timeline, see `content`.
-        session: the session that the call belongs to now.
         state: the state in which the call left its session, sealed (`gym_serve.servers.sessions`); None
-            if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
-            answer.
+            if the call cannot have changed it, or the server takes no snapshots. Never part of HTTP answers.
         notes: what only the server knows of the call (`gym_serve.observe.timeline`); None if there is nothing
-            to tell. Never part of an HTTP answer either, but for the timeline of a rollout. (An agent hands
-            it over as a note, as its caller is often in the same process, and needs no JSON of it.)
+            to tell. Never part of an HTTP answer either, but for the timeline of a rollout.
     """
 
     status: int
-    body: bytes
+    body: bytes  # JSON; that of a rollout is without its timeline, see `content`
     session: str | None = None
     state: bytes | None = None
     notes: dict[str, Any] | None = None
 
     def json(self) -> Any:
-        """The decoded body.
-
-        Raises:
-            GymError: the failure that this reply carries.
-            Unavailable: the body is not JSON (from a foreign server, or a proxy in between).
+        """The decoded body. Raises the `GymError` that this reply carries, or `Unavailable` if it is no
+        JSON.
         """
         body: Any
         try:
@@ -136,8 +123,7 @@ class Reply(NamedTuple):
 class Transport(Protocol):
     """One server, seen from a caller."""
 
-    server: str
-    """Name of the server in the graph."""
+    server: str  # name of the server in the graph
 
     async def call(self, call: Call) -> Reply:
         """Deliver a call and wait for its reply; cancelling the wait cancels the call.
@@ -152,11 +138,9 @@ class Transport(Protocol):
     def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Deliver a call and yield its answer as server-sent events, while the server produces them.
 
-        The events arrive in chunks of any size. The server waits for a slow reader, and closing the
-        generator cancels the call.
-
-        Raises:
-            GymError: as `call`, and every failure of the server itself, also after the first event.
+        They arrive in chunks of any size. The server waits for a slow reader, and closing the generator
+        cancels the call. Raises as `call`, and every failure of the server itself, also after the first
+        event.
         """
         ...
 

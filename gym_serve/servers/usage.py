@@ -3,9 +3,8 @@
 A `UsageMeter` counts the model calls that are made under it (`metering`), wherever in the code: `ModelClient`
 records every answer, and if the meter has a recorder, also when and where (`gym_serve.observe.timeline`). An
 agent meters its episode. An environment meters each session and sends the counts to the agent with the
-verdict or, without a verdict, when the session is closed, because a judge's tokens belong to the episode too.
-A failed call reports no usage and is not counted. A call whose backend reports no usage is counted as
-``unreported``, not as zero.
+verdict or when the session is closed, because a judge's tokens belong to the episode too. A failed call is
+not counted; one whose backend reports no usage is ``unreported``, not zero.
 """
 
 from __future__ import annotations
@@ -51,28 +50,19 @@ class Prices(BaseModel):
 
 
 class UsageMeter:
-    """Counts of model calls.
-
-    Args:
-        recorder: records each call as well; None if nobody asks.
-    """
+    """Counts of model calls; a recorder, if there is one, records each call as well."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything was counted."""
         return bool(self._counts)
 
     def record(self, stage: str, server: str, usage: Any, calls: int = 1) -> Tokens | None:
         """Count calls, and return their tokens, if they are known.
 
-        Args:
-            stage: stage of the episode.
-            server: name of the model server.
-            usage: of all calls together, in the form of Responses or Chat Completions; None if unknown.
-            calls: how many.
+        ``usage`` is that of all calls together, as of Responses or Chat Completions; None if unknown.
         """
         tokens = tokens_of(usage)
         total = self._counts.get((stage, server))
@@ -97,10 +87,10 @@ class UsageMeter:
 
     def to_json(self) -> JSON:
         """The counts by stage and server."""
-        found: dict[str, dict[str, dict[str, int]]] = {}
+        usage: dict[str, dict[str, dict[str, int]]] = {}
         for (stage, server), counts in self._counts.items():
-            found.setdefault(stage, {})[server] = dict(counts)
-        return found
+            usage.setdefault(stage, {})[server] = dict(counts)
+        return usage
 
     def take(self) -> JSON:
         """Return `to_json` and reset the meter: the counts are added elsewhere."""
@@ -110,11 +100,7 @@ class UsageMeter:
 
     def calls(self, stage: str) -> int:
         """How many calls were counted under a stage."""
-        calls = 0
-        for (at, _), counts in self._counts.items():
-            if at == stage:
-                calls += counts["calls"]
-        return calls
+        return sum(counts["calls"] for (at, _), counts in self._counts.items() if at == stage)
 
     def __iter__(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
         """Stage, server and counts, in the order of the first call."""
@@ -131,9 +117,8 @@ _METER: ContextVar[tuple[UsageMeter, str] | None] = ContextVar("gym_serve_meter"
 
 
 class metering:
-    """Counts the model calls of a ``with`` block under a stage.
-
-    A class, as a generator's context manager costs four times as much, and there are several per rollout.
+    """Counts the model calls of a ``with`` block under a stage. (A generator would cost four times as
+    much.)
     """
 
     __slots__ = ("_current", "_token")
@@ -151,22 +136,12 @@ class metering:
 def record_answer(
     server: str, asked: Any, answer: Any, begun: float, notes: Mapping[str, Any] | None
 ) -> None:
-    """Count a model call in the current meter, if there is one.
-
-    Args:
-        server: name of the model server.
-        asked: the body of the request.
-        answer: what it answered, decoded.
-        begun: `time.monotonic` moment of the call.
-        notes: of the reply.
-    """
+    """Count a model call in the current meter, if there is one."""
     if (current := _METER.get()) is not None:
         meter, stage = current
         tokens = meter.record(stage, server, answer.get("usage") if isinstance(answer, dict) else None)
-        if meter.recorder is not None:
-            meter.recorder.add_model_call(
-                stage, begun, server, answer, asked=asked, tokens=tokens, notes=notes
-            )
+        if (recorder := meter.recorder) is not None:
+            recorder.add_model_call(stage, begun, server, answer, asked=asked, tokens=tokens, notes=notes)
 
 
 def record_failure(

@@ -34,10 +34,7 @@ class GymAgent:
     """Runs an episode for every call.
 
     Args:
-        graph: path of a graph file, or what stands under its ``args``.
-        model: name of the model in requests to AReaL.
         agent: the agent of the graph; by default the row's, or the only one.
-        overrides: values of the graph by path.
         timeout: seconds for an episode; by default the agent's limits alone.
     """
 

@@ -59,10 +59,8 @@ class Episodes:
     run.
 
     Args:
-        graph: path of a graph file, or what stands under its ``args``.
         tokenizer: the trainer's, of ``transformers``. It is copied: a tokenizer is not made for two threads.
         generate: the trainer's engine; called with one request at a time, as often as there are episodes.
-        overrides: values of the graph by path, as for `Gym.from_graph`.
         models: the model servers that the trainer's engine stands for; by default the models of all agents.
         settings: settings of these models (`callback_model`), such as ``max_model_len`` and
             ``tool_call_parser``, where the graph says no other.
@@ -116,10 +114,8 @@ class Episodes:
         """An episode of each row, in their order.
 
         Args:
-            rows: rows; each is a task of its own, whatever its keys say.
             sampling: the trainer's ``temperature``, ``top_p`` and ``max_tokens``, which hold before the rows'
                 own. Other keys, and None, are left to ``context``.
-            context: what ``generate`` needs to know of these episodes.
             **options: as for `Gym.rollouts`; ``attempts`` is 3.
 
         Raises:
@@ -139,10 +135,7 @@ class Episodes:
 
     async def compared(self, scored: Sequence[Rollout]) -> list[Rollout]:
         """The scored rollouts of one prompt, with the rewards of their group where the environment compares
-        them. If that fails, all of them have failed.
-
-        Raises:
-            OperatorError: a setting is wrong.
+        them. If that fails, all of them have failed. Raises `OperatorError`: a setting is wrong.
         """
         if not scored:
             return []
@@ -175,7 +168,6 @@ class Episodes:
         return f"{self._prefix}-{request.episode or request.id}"
 
     def close(self) -> None:
-        """Stop the graph."""
         self._gym.shutdown()
 
 
@@ -232,7 +224,6 @@ class Outcome(NamedTuple):
 
     @property
     def last(self) -> TrainingSample:
-        """The verified conversation, or the failure."""
         return verified(self.samples)
 
     async def reward(self) -> float:
@@ -244,10 +235,7 @@ class Adapter:
     """What a trainer calls for the rollout of a prompt; the base of the adapters.
 
     Args:
-        graph: path of a graph file, or what stands under its ``args``.
         agent: the agent of the graph; by default the row's, or the only one.
-        overrides: values of the graph by path.
-        attempts: how often a rollout is tried if its failure is worth it.
         timeout: seconds for one attempt; by default the agent's limits alone.
     """
 
@@ -269,8 +257,6 @@ class Adapter:
         """The graph, which the first call starts in its event loop; see `Episodes`.
 
         Args:
-            tokenizer: the trainer's.
-            generate: the trainer's engine.
             **settings: of the model; one that is None is left out.
         """
         if self._episodes is None:
@@ -292,10 +278,7 @@ class Adapter:
         """The outcome of one rollout, with the reward that its environment gives it within its group.
 
         Args:
-            row: the row.
             prompt: what names its siblings' prompt; None for a rollout without siblings.
-            sampling, context: see `Episodes.run_all`.
-            read: makes the samples of a rollout.
 
         Raises:
             OperatorError: a setting is wrong.
@@ -313,8 +296,6 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
     """The row of a trainer's sample: the one in its column ``row``, as JSON, or one made of its prompt.
 
     Args:
-        columns: the sample's columns.
-        prompt: its prompt, a text or messages.
         **keys: further keys of a row that is made; those that are None are left out.
 
     Raises:

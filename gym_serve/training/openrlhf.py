@@ -34,12 +34,7 @@ __all__ = ["Executor", "executor", "result_of"]
 
 
 def executor(graph: Any, **settings: Any) -> type[Any]:
-    """The class ``AgentExecutor`` of an agent file.
-
-    Args:
-        graph: path of a graph file, or what stands under its ``args``.
-        **settings: of `Adapter`.
-    """
+    """The class ``AgentExecutor`` of an agent file."""
     from openrlhf.utils.agent import AgentExecutorBase
 
     return type(
@@ -65,9 +60,6 @@ class Executor(Adapter):
         """One rollout, as OpenRLHF wants it.
 
         Args:
-            prompt: OpenRLHF's prompt.
-            label: the row as JSON, or the expected answer.
-            sampling_params: vLLM's ``SamplingParams``.
             max_length: most tokens of the whole rollout.
             hf_tokenizer: OpenRLHF's tokenizer.
             llm_engine: has ``generate(token_ids, sampling_params)``.
@@ -112,7 +104,6 @@ async def _generate(engine: Any, request: PolicyRequest, sampling: Any) -> Polic
 
 
 def _row_of(prompt: str, label: Any) -> JSON:
-    """See the module."""
     is_row = isinstance(label, str) and label.lstrip().startswith("{")
     try:
         return row_of({"row": label} if is_row else {}, prompt, expected_answer=label)
@@ -124,8 +115,6 @@ def result_of(sample: TrainingSample, reward: float, end: int, *, with_logprobs:
     """What OpenRLHF makes an experience of; ``extra_logs`` has the same keys for all.
 
     Args:
-        sample: what there is to train on.
-        reward: the reward; of a failure, the mean of its siblings.
         end: the token that ends a turn: the one action of a failure.
     """
     ids, mask, logprobs = sample.response_ids, sample.loss_mask, sample.logprobs

@@ -47,12 +47,7 @@ _CAPTURED = ("branches", "captured_input", "captured_context")
 
 
 class NotExportable(InvalidRequest):
-    """A rollout that a format cannot hold.
-
-    Args:
-        reason: a short, stable name of the kind of problem, for counting.
-        detail: what is wrong with this one.
-    """
+    """A rollout that a format cannot hold."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -232,12 +227,9 @@ def _is_list_of_objects(value: Any) -> bool:
 class Bundle:
     """The tokens of one model call."""
 
-    prompt: list[int]
-    """Every token that the model was given."""
-    generation: list[int]
-    """Every token that it produced."""
-    logprobs: list[float]
-    """Natural-log probability of each produced token."""
+    prompt: list[int]  # every token that the model was given
+    generation: list[int]  # every token that it produced
+    logprobs: list[float]  # natural-log probability of each produced token
 
 
 @dataclass(frozen=True)
@@ -249,15 +241,12 @@ class TokenTurn:
     logprobs: list[float]
     versions: list[str | None]
     """Version of the policy that produced each token of the generation; None where nobody said one."""
-    item: int
-    """Index of its item in ``output``."""
+    item: int  # index of its item in ``output``
 
 
 def read_bundle(item: JSON, where: str) -> Bundle | None:
-    """The token bundle on an output item, None without one.
-
-    Raises:
-        NotExportable: it is incomplete, its lengths differ, or a value is not a token id.
+    """The token bundle on an output item, None without one. Raises `NotExportable` if it is incomplete, its
+    lengths differ, or a value is not a token id.
     """
     try:
         found = item_tokens(item, where)

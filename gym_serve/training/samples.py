@@ -42,31 +42,22 @@ class TrainingSample:
     The four lists of the response have the same length, which is at least 1.
     """
 
-    prompt_ids: list[int]
-    """Tokens that the model was given first."""
-    response_ids: list[int]
-    """Tokens after the prompt: the model's, and between them those of tools and users."""
-    loss_mask: list[int]
-    """Per response token: 1 if the model produced it and it may be trained on, else 0."""
+    prompt_ids: list[int]  # tokens that the model was given first
+    response_ids: list[int]  # tokens after the prompt: the model's, and between them those of tools and users
+    loss_mask: list[int]  # per response token: 1 if the model produced it and it may be trained on, else 0
     logprobs: list[float]
     """Per response token: its natural-log probability when it was sampled; 0.0 if the model did not produce
     it."""
     versions: list[str | None]
     """Per response token: version of the policy that produced it; None for tokens of the
     environment, and where the model server tells no version."""
-    reward: float
-    """Reward of the rollout; 0.0 if it failed."""
-    group: str
-    """What the rollouts share that its advantage is compared with; by default the task."""
-    task: str
-    """The task: ``_ng_task_index`` of the row, or a digest of its prompt."""
+    reward: float  # reward of the rollout; 0.0 if it failed
+    group: str  # what the rollouts share that its advantage is compared with; by default the task
+    task: str  # the task: ``_ng_task_index`` of the row, or a digest of its prompt
     rollout_id: str
-    branch: int = 0
-    """Which conversation of the rollout it is: 0 is the one that was verified."""
-    part: int = 0
-    """Which part of the conversation, where its tokens do not continue from call to call."""
-    truncated: bool = False
-    """Whether the last answer was cut off by a limit of tokens."""
+    branch: int = 0  # which conversation of the rollout it is: 0 is the one that was verified
+    part: int = 0  # which part of the conversation, where its tokens do not continue from call to call
+    truncated: bool = False  # whether the last answer was cut off by a limit of tokens
     failure: str | None = None
     """Why it must not be trained on: the failure's code, ``masked`` (its environment said so) or
     ``no_tokens``; None for a sample to train on. Where it is set, ``loss_mask`` is all 0."""
@@ -75,7 +66,6 @@ class TrainingSample:
 
     @property
     def input_ids(self) -> list[int]:
-        """Prompt and response."""
         return self.prompt_ids + self.response_ids
 
 
@@ -85,7 +75,6 @@ def samples(
     """What there is to train on in a rollout: the verified conversation first, then its branches.
 
     Args:
-        rollout: a rollout (docs/formats.md); failed ones are welcome.
         pad_token_id: stands in for prompt and response of a rollout without tokens.
         group: what its advantage is compared within. By default its task, which is enough for the rollouts of
             one call of `Gym.rollouts`; name one where a batch has rollouts of several calls.
@@ -127,9 +116,6 @@ def sample_of(conversation: Rollout) -> TrainingSample:
 def verified(found: Sequence[TrainingSample]) -> TrainingSample:
     """The sample of a rollout that a trainer takes which takes one: the end of the verified conversation, the
     answer that the reward is for.
-
-    Args:
-        found: what `samples` gives for the rollout.
     """
     first = min(sample.branch for sample in found)
     return [sample for sample in found if sample.branch == first][-1]
@@ -141,7 +127,6 @@ def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -
     Args:
         longest_prompt: a longer one fails (``prompt_too_long``): what the model was asked is not what would
             be trained on. The end of it stays.
-        longest_response: the end of a longer one is cut (``truncated``).
     """
     if len(sample.prompt_ids) > longest_prompt:
         mask = [0] * len(sample.loss_mask)
@@ -166,10 +151,6 @@ def advantages(batch: Sequence[TrainingSample], *, scale: bool = True) -> list[f
 
     A rollout counts once in its group's mean however many samples it has; rollouts that failed do not
     count, and have the advantage 0.0.
-
-    Args:
-        batch: samples of whole groups.
-        scale: divide by the standard deviation of the group's rewards.
     """
     rewards: dict[str, dict[str, float]] = {}
     for sample in batch:
@@ -197,9 +178,7 @@ def collate(
     them.
 
     Args:
-        batch: n samples, at least one.
         max_length: most tokens of prompt and response together; what is longer loses the end of its response.
-        library: whose arrays.
 
     Returns:
         ``input_ids``, ``attention_mask`` (n x (p + r), int64), ``prompt_ids`` (n x p), ``response_ids``,

@@ -36,12 +36,7 @@ class Generator(Adapter):
     """Runs an episode for each prompt of a batch. SkyRL's ``GeneratorInterface``, by its shape.
 
     Args:
-        graph: path of a graph file, or what stands under its ``args``.
-        inference_engine_client: SkyRL's.
-        tokenizer: SkyRL's.
-        model_name: name of the policy at the engines.
         max_model_len: most tokens of a prompt and its generation together; None leaves that to the engines.
-        **options: of `Adapter`.
     """
 
     def __init__(
@@ -140,12 +135,7 @@ def output_of(results: Sequence[TrainingSample], rewards: Sequence[float]) -> JS
 
 
 def experiment(graph: Any, **settings: Any) -> type[Any]:
-    """SkyRL's ``BasePPOExp`` with a `Generator` of the graph.
-
-    Args:
-        graph: as for `Generator`.
-        **settings: of `Generator`.
-    """
+    """SkyRL's ``BasePPOExp`` with a `Generator` of the graph."""
     from skyrl.train.entrypoints import main_base
     from skyrl.train.generators.base import GeneratorInterface
 

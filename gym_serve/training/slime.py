@@ -40,10 +40,6 @@ def generator(graph: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
 
     A sample's row is the JSON in its ``metadata["row"]``, or is made of its prompt, its metadata and, as
     ``expected_answer``, its label.
-
-    Args:
-        graph: path of a graph file, or what stands under its ``args``.
-        **options: of `Adapter`.
     """
     adapter = Adapter(graph, **options)
 
@@ -93,7 +89,6 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
 
     Args:
         args: slime's; ``rewards_normalization`` and ``grpo_std_normalization`` hold.
-        samples: the batch.
 
     Returns:
         for each sample its reward, and that less the mean of its group, divided by the deviation if slime is
@@ -138,11 +133,7 @@ def filled(sample: Any, trained: TrainingSample, reward: float) -> Any:
 
 
 def answer_of(output: Mapping[str, Any]) -> PolicyAnswer:
-    """SGLang's answer of ``/generate``.
-
-    Raises:
-        RuntimeError: slime aborted the generation.
-    """
+    """SGLang's answer of ``/generate``. Raises `RuntimeError`: slime aborted the generation."""
     meta = output["meta_info"]
     finish = (meta.get("finish_reason") or {}).get("type")
     if finish == "abort":

@@ -46,17 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 class AgentLoop:
-    """Runs an episode of a graph for a row of verl's data set. verl makes one for each sample.
-
-    Args:
-        trainer_config: verl's config.
-        server_manager: verl's client of its engines.
-        tokenizer: verl's.
-        data_config: verl's config of the data set.
-        graph: path of a graph file, or what stands under its ``args``.
-        agent, overrides, attempts, timeout: of `Adapter`.
-        **kwargs: what else verl gives, which differs from release to release.
-    """
+    """Runs an episode of a graph for a row of verl's data set. verl makes one for each sample."""
 
     def __init__(
         self,
@@ -85,7 +75,6 @@ class AgentLoop:
         """The output of one sample.
 
         Args:
-            sampling_params: verl's.
             **columns: the sample's columns. Its row is the JSON in ``extra_info.row``, as ``gym-serve export
                 --to verl`` writes it, or is made of ``raw_prompt``, the keys of ``extra_info`` and, as
                 ``expected_answer``, of ``reward_model.ground_truth``.
@@ -139,7 +128,6 @@ class _Worker(Adapter):
         )
 
     def fitting(self, rollout: Rollout) -> list[TrainingSample]:
-        """The samples of a rollout, cut to verl's lengths."""
         cut = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._pad)]
         if any(sample.media for sample in cut):
             raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")

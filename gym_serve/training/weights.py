@@ -16,7 +16,6 @@ def trained_model(gym: Gym, model: str | None) -> str:
     """Name of the model server that is trained.
 
     Args:
-        gym: the graph.
         model: its name; None for the only model of the agents.
 
     Raises:
@@ -43,9 +42,6 @@ def encoded(tensors: Iterable[tuple[str, torch.Tensor]]) -> bytes:
 
     Of tensors that share their memory (a head tied to the embeddings) the first is kept; engines tie them
     again.
-
-    Args:
-        tensors: each with its name, e.g. ``model.state_dict().items()``.
     """
     from safetensors.torch import save
 

@@ -20,8 +20,8 @@ A *stage* is where the episode was: ``seed``, ``model``, ``tool``, ``harness``, 
 One cell depends on the stage as well: a verifier that still waits for the policy's own tool has nothing that
 it could grade, so a DEADLINE in ``verify`` is a zero unless it is to be masked.
 
-The idea of one frozen table is Harbor's (``models/trial/error_policy.py``). Who ends an episode, the agent,
-uses `cause_of` and `ending`; who reads rollouts, also those of files and of other servers, uses `ending_of`.
+(One frozen table: Harbor's ``models/trial/error_policy.py``.) Who ends an episode, the agent, uses `cause_of`
+and `ending`; who reads rollouts, also those of files and of other servers, uses `ending_of`.
 """
 
 from __future__ import annotations
@@ -52,20 +52,14 @@ class Cause(Enum):
     FINISHED = "finished"
     """The policy came to its end, or to a limit: steps, bytes, tokens, its context, a refused
     history, a harness that ended with an error."""
-    DEADLINE = "deadline"
-    """The policy used up the time of a tool, of its harness or of the episode."""
+    DEADLINE = "deadline"  # the policy used up the time of a tool, of its harness or of the episode
     WITHHELD = "withheld"
     """The environment gave a verdict, and said that nothing may be learned from it (``mask_sample``)."""
-    MACHINE = "machine"
-    """A machine or service failed, was too slow, or let the episode wait."""
-    ROW = "row"
-    """The row cannot be run or verified."""
-    AUTHOR = "author"
-    """The code of the environment or agent is wrong."""
-    OPERATOR = "operator"
-    """A setting is wrong, and no rollout can succeed before it is mended."""
-    PERSON = "person"
-    """Somebody stopped the episode."""
+    MACHINE = "machine"  # a machine or service failed, was too slow, or let the episode wait
+    ROW = "row"  # the row cannot be run or verified
+    AUTHOR = "author"  # the code of the environment or agent is wrong
+    OPERATOR = "operator"  # a setting is wrong, and no rollout can succeed before it is mended
+    PERSON = "person"  # somebody stopped the episode
 
 
 @dataclass(frozen=True)
@@ -73,10 +67,7 @@ class Ending:
     """What follows from a cause.
 
     Attributes:
-        cause: the cause.
-        graded: whether the verifier is asked.
         counts: what the rollout is in every mean: its reward, a zero, or nothing (it is masked).
-        retried: whether another attempt may end better.
         stops_after: how many alike in a row stop the run, whose rows stay open; None for never.
     """
 
@@ -93,7 +84,6 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no verdict."""
         return self.masked and not self.graded
 
 
@@ -126,17 +116,11 @@ _CAUSES: tuple[tuple[type[GymError], Cause], ...] = (
 
 
 def cause_of(error: type[GymError]) -> Cause:
-    """The cause that a class of errors stands for."""
     return next(cause for cls, cause in _CAUSES if issubclass(error, cls))
 
 
 def ending(error: GymError, on_deadline: OnDeadline = "grade") -> Ending:
-    """The ending of an episode that met an error.
-
-    Args:
-        error: the error; its ``stage`` says where.
-        on_deadline: what a policy gets that has used up its time.
-    """
+    """The ending of an episode that met an error."""
     cause = cause_of(type(error))
     if cause is not Cause.DEADLINE:
         return FAILURES[cause]
@@ -173,12 +157,10 @@ def is_failure(rollout: Mapping[str, Any]) -> bool:
 
 def failure_class(rollout: Mapping[str, Any]) -> str | None:
     """What kept a rollout out of the means: the class of its failure, or ``masked``; None for a score."""
-    found = ending_of(rollout)
-    if not found.masked:
+    end = ending_of(rollout)
+    if not end.masked:
         return None
-    if not found.failed:
-        return "masked"
-    return _kind_of(rollout) or "unknown"
+    return (_kind_of(rollout) or "unknown") if end.failed else "masked"
 
 
 def _kind_of(rollout: Mapping[str, Any]) -> str | None:

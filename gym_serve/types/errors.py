@@ -336,7 +336,6 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
     Args:
         status: HTTP status of the answer, 400 or above.
         body: its decoded JSON, or its text; any shape (a foreign server's included).
-        server: name of the server that was called, kept if the body names none.
     """
     error = own_error(body)
     if error is not None:

@@ -1,13 +1,11 @@
 """Reads JSON exactly: integers of any size, and texts with half of a surrogate pair.
 
 orjson, which reads nearly everything, makes floats of integers beyond 64 bits, so a tool that works with
-primes would silently be given another number, and it refuses those of over 308 digits. Where that can happen,
-pydantic's parser reads them; elsewhere it is never asked.
+primes would silently be given another number. Where that can happen, pydantic's parser reads them.
 
 A model can write half of a surrogate pair, and servers send it as an escape (``"\\ud83d"``), which no UTF-8
 can hold. `lenient_json` reads it, and `mended` makes U+FFFD of it, or the character where both halves met;
-`Pieces` does so in streams.
-Bytes that are no UTF-8, as of a token that was cut in half, are U+FFFD at once.
+`Pieces` does so in streams. Bytes that are no UTF-8, as of a token that was cut in half, are U+FFFD at once.
 """
 
 from __future__ import annotations
@@ -27,21 +25,15 @@ _HALF = re.compile("[\ud800-\udfff]")
 def exact_json(text: str | bytes) -> Any:
     """The value that a text stands for, with every digit of its integers.
 
-    The search for long ones takes a microsecond per KB. (A regular expression takes twenty.)
-
-    Raises:
-        ValueError: it is no JSON, or has a number that Python has not, such as 1e999 or one of 4,301 digits.
+    The search for long ones takes a microsecond per KB (a regular expression twenty). Raises `ValueError` for
+    what is no JSON, or has a number that Python has not, such as 1e999 or one of 4,301 digits.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return _read(data) if _LONG in data.translate(_ZEROS) else orjson.loads(data)
 
 
 def lenient_json(data: bytes) -> Any:
-    """`exact_json`, and halves of surrogate pairs stay in the texts.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """`exact_json`, and halves of surrogate pairs stay in the texts. Raises `ValueError` if it is no JSON."""
     try:
         return exact_json(data)
     except ValueError:
@@ -53,11 +45,7 @@ def lenient_json(data: bytes) -> Any:
 
 
 def foreign_json(data: bytes) -> Any:
-    """`lenient_json` with its texts `mended`: what another program answered.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """`lenient_json` with its texts `mended`: what another program answered."""
     try:
         return exact_json(data)
     except ValueError:
@@ -76,7 +64,6 @@ def mended(value: Any) -> Any:
 
 
 def whole_text(text: str) -> str:
-    """`mended` for one text."""
     if not _HALF.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -98,12 +85,7 @@ class Pieces:
         return not self._half and not any(map(_HALF.search, pieces))
 
     def add(self, text: Any, piece: str) -> list[tuple[Any, str]]:
-        """The pieces that can be passed on, each with its text.
-
-        Args:
-            text: tells the texts apart.
-            piece: what comes of it.
-        """
+        """The pieces that can be passed on, each with its text."""
         ready = []
         if text == self._text:
             piece = self._half + piece

@@ -15,8 +15,7 @@ import msgspec
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-MODEL_FIELD = "_ng_model"
-"""The key of a row with the endpoint of its model: ``{base_url, model?, api_key?, headers?}``."""
+MODEL_FIELD = "_ng_model"  # of a row: where its model answers, ``{base_url, model?, api_key?, headers?}``
 
 _URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
@@ -29,17 +28,12 @@ _LONGEST = 8192  # characters of one text: more is no address, and no key
 class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """An endpoint that speaks the protocol of the model server which it replaces.
 
-    Attributes:
-        base_url: its base URL, e.g. ``http://10.0.0.7:8000/v1``.
-        model: name of the model there; None for that of the model server.
-        api_key: sent as a bearer token; empty for none.
-        headers: further headers of every request.
-        over_http: whether a client of the gateway named it, and not the process that runs the rollouts.
+    ``over_http``: a client of the gateway named it, and not the process that runs the rollouts.
     """
 
     base_url: str
-    model: str | None = None
-    api_key: str = ""
+    model: str | None = None  # name of the model there; None for that of the model server
+    api_key: str = ""  # sent as a bearer token; empty for none
     headers: dict[str, str] = {}  # msgspec copies it
     over_http: bool = False
 
@@ -63,10 +57,8 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
     @classmethod
     def read(cls, given: Any, *, over_http: bool = False) -> ModelEndpoint:
-        """Check what a row or a caller names.
-
-        Raises:
-            InvalidRequest: it is no endpoint; the message repeats no value, which may be a key.
+        """Check what a row or a caller names. The message of an error repeats no value, which may be a
+        key.
         """
         if isinstance(given, ModelEndpoint):
             return given
@@ -78,26 +70,20 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         url, model, key = str(given.get("base_url")), given.get("model"), given.get("api_key")
         headers = given.get("headers")
         if not _is_text(url) or not _URL.fullmatch(url):
-            raise InvalidRequest(
-                f"`{MODEL_FIELD}.base_url` must be an http(s) URL without a user, a query or a fragment"
-            )
+            problem = "must be an http(s) URL without a user, a query or a fragment"
+            raise InvalidRequest(f"`{MODEL_FIELD}.base_url` {problem}")
         if model is not None and not (_is_text(model) and model):
             raise InvalidRequest(f"`{MODEL_FIELD}.model` must be a name, got {type(model).__name__}")
         if key is not None and not (_is_text(key) and _VALUE.fullmatch(key)):
             raise InvalidRequest(f"`{MODEL_FIELD}.api_key` must be a string of printable ASCII characters")
         if not isinstance(headers, Mapping | None) or not all(map(_is_header, (headers or {}).items())):
-            raise InvalidRequest(
-                f"`{MODEL_FIELD}.headers` must be an object of strings, and sets no header of the connection"
-            )
+            problem = "must be an object of strings, and sets no header of the connection"
+            raise InvalidRequest(f"`{MODEL_FIELD}.headers` {problem}")
         return cls(url.rstrip("/"), model, key or "", dict(headers or {}), over_http)
 
 
 def endpoint_of(row: Mapping[str, Any], *, over_http: bool = False) -> ModelEndpoint | None:
-    """The endpoint that a row names; None if it names none.
-
-    Raises:
-        InvalidRequest: see `ModelEndpoint.read`.
-    """
+    """The endpoint that a row names; None if it names none. Raises as `ModelEndpoint.read`."""
     given = row.get(MODEL_FIELD)
     return None if given is None else ModelEndpoint.read(given, over_http=over_http)
 

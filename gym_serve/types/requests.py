@@ -143,10 +143,8 @@ def message_text(message: JSON) -> str:
 
 
 def parse(schema: TypeAdapter[Any], body: Any, what: str) -> Any:
-    """``body`` as ``schema``'s type.
-
-    Raises:
-        InvalidRequest: every problem at once, each with its place in the body.
+    """``body`` as ``schema``'s type. Raises `InvalidRequest` with every problem at once, each with its
+    place.
     """
     try:
         return schema.validate_python(body)
@@ -155,14 +153,9 @@ def parse(schema: TypeAdapter[Any], body: Any, what: str) -> Any:
 
 
 def problems_of(error: ValidationError, what: str) -> list[str]:
-    """What pydantic found, each after its place. Values are left out: they may be secret.
-
-    Args:
-        error: what it raised.
-        what: the place of a problem of the whole.
-    """
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    return [f"{'.'.join(map(str, one['loc'])) or what}: {in_our_words(one['msg'])}" for one in found]
+    """What pydantic found, each after its place. Values are left out: they may be secret."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    return [f"{'.'.join(map(str, one['loc'])) or what}: {in_our_words(one['msg'])}" for one in problems]
 
 
 def in_our_words(message: str) -> str:

@@ -7,7 +7,7 @@ types of these dicts; `Rollout` is a dict with properties for the keys that ever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
@@ -147,8 +147,7 @@ class Rollout(dict[str, Any]):
     def response(self) -> OpenAIResponse:
         """The response as a model of OpenAI's SDK, made at each access; unknown fields are kept.
 
-        Raises:
-            KeyError: a failed rollout may have none.
+        Raises `KeyError`: a failed rollout may have none.
         """
         from openai.types.responses import Response as OpenAIResponse
 
@@ -157,31 +156,20 @@ class Rollout(dict[str, Any]):
     @property
     def tokens(self) -> list[TokenBundle]:
         """The tokens of each model call, in order; empty if the model sends none."""
-        found: list[Any] = [
-            {key: item[key] for key in TOKEN_KEYS} for item in self.output if item.get(TOKEN_KEYS[0])
-        ]
-        return found
+        calls = (item for item in self.output if item.get(TOKEN_KEYS[0]))
+        return [cast(TokenBundle, {key: item[key] for key in TOKEN_KEYS}) for item in calls]
 
 
 _LARGEST_REWARD = 1e100  # sums of squares stay finite
 
+# Keys that say how a rollout ended and what is trained on; a row of a data set may not have them.
 _MARKS = (
     *("failure", "mask_sample", "_ng_failure_class", "_ng_failure_terminal"),
     *("stopped_by", "verification_skipped", "branches", "captured_input", "captured_context"),
 )
-"""Keys that say how a rollout ended and what is trained on; a row of a data set may not have them."""
 
 _OF_ATTEMPT = frozenset(
-    {
-        *_MARKS,
-        "_ng_attempt_index",
-        TIMELINE_FIELD,
-        "error",
-        "model_usage",
-        "reason",
-        "response",
-        "reward",
-    }
+    {*_MARKS, "_ng_attempt_index", TIMELINE_FIELD, "error", "model_usage", "reason", "response", "reward"}
 )
 
 
@@ -224,9 +212,9 @@ class _RowModel(BaseModel):
     responses_create_params: ResponsesParams
 
 
-ROW_PARAMS: JSON = {**schemas.PARAMS, "additionalProperties": False}
-"""JSON schema of `ResponsesParams`."""
+ROW_PARAMS: JSON = {**schemas.PARAMS, "additionalProperties": False}  # JSON schema of `ResponsesParams`
 
+# JSON schemas: of a row, of a rollout, and of the body of ``/aggregate_metrics``.
 ROW: JSON = {
     "type": "object",
     "required": ["responses_create_params"],
@@ -235,33 +223,24 @@ ROW: JSON = {
         "agent_ref": {"type": "object", "properties": {"name": {"type": "string"}}},
     },
 }
-"""JSON schema of a row."""
-
 ROLLOUT: JSON = {
     "type": "object",
     "required": ["responses_create_params", "reward"],
     "properties": {"reward": {"type": "number"}},
 }
-"""JSON schema of a rollout: its row, the response, the reward, and the verifier's fields."""
-
 VERIFIED: JSON = {
     "type": "object",
     "required": ["verify_responses"],
     "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}},
 }
-"""JSON schema of the body of ``/aggregate_metrics``."""
 
 _ROW: TypeAdapter[Any] = TypeAdapter(_RowModel)
 _PARAMS: TypeAdapter[Any] = TypeAdapter(ResponsesParams)
 
 
 def with_prompt(row: JSON) -> JSON:
-    """A row ``{"prompt": ..., own keys}`` with the ``responses_create_params`` that its prompt makes.
-
-    A row that has ``responses_create_params`` is returned as it is, and so is one without a prompt.
-
-    Raises:
-        InvalidRequest: the prompt is neither a text nor a list of items.
+    """A row ``{"prompt": ..., own keys}`` with the ``responses_create_params`` that its prompt makes; one
+    that has these, or no prompt, is returned as it is.
     """
     if "prompt" not in row or "responses_create_params" in row:
         return row
@@ -272,29 +251,20 @@ def with_prompt(row: JSON) -> JSON:
 
 
 def check_row(row: Any) -> None:
-    """Check a row against the contract.
-
-    Raises:
-        InvalidRequest: all of its problems, each with its place.
-    """
+    """Check a row against the contract. Raises `InvalidRequest`: all of its problems, each with its place."""
     if not isinstance(row, dict):
         raise InvalidRequest(f"a row must be a JSON object, got a {type(row).__name__}")
     parse(_ROW, row, "row")
 
 
 def check_params(params: Any) -> None:
-    """The same for a bare Responses body."""
     if not isinstance(params, dict):
         raise InvalidRequest(f"a Responses body is a JSON object, not {type(params).__name__}")
     parse(_PARAMS, params, "body")
 
 
 def check_reward(reward: Any) -> None:
-    """Check a reward as whoever reads rollouts does.
-
-    Raises:
-        InvalidRequest: it is no number, or so large that no mean could be taken.
-    """
+    """Raise `InvalidRequest` if a reward is no number, or so large that no mean could be taken."""
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise InvalidRequest(f"reward: a number is missing, got {str(reward)[:200]}")
     if not abs(reward) <= _LARGEST_REWARD:
@@ -309,13 +279,7 @@ def agent_name(row: Mapping[str, Any]) -> str | None:
 
 
 def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> JSON:
-    """The rollout of an episode that ended without a reward: a value, masked out of training.
-
-    Args:
-        row: the row, kept whole but for the key of its model.
-        error: why; its ``stage`` says where.
-        response: what the episode had done so far, if anything.
-    """
+    """The rollout of an episode that ended without a reward: a value, masked out of training."""
     row = public_row(row)
     stage = error.stage or "episode"
     kind = error.code
@@ -323,28 +287,19 @@ def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> 
         kind = f"{stage}_timeout"
     elif isinstance(error, PolicyDeadline):
         kind = f"{stage}_deadline"
-    instance_config = row.get("instance_config")
+    config = row.get("instance_config")
+    failure = {"kind": kind, "stage": stage, "status": error.status, "retryable": error.retryable}
+    failure |= {"detail": error.message, "server": error.server or None, "retry_after": error.retry_after}
     return {
         **row,
         **({"response": response} if response is not None else {}),
         "reward": 0.0,
         "mask_sample": True,
-        "instance_config": {
-            **(instance_config if isinstance(instance_config, dict) else {}),
-            "mask_sample": True,
-        },
+        "instance_config": {**(config if isinstance(config, dict) else {}), "mask_sample": True},
         "_ng_failure_class": kind,
         "_ng_failure_terminal": not error.retryable,
         "error": error.message,  # what TRL's example tells a failed rollout by
-        "failure": {
-            "kind": kind,
-            "stage": stage,
-            "status": error.status,
-            "retryable": error.retryable,
-            "detail": error.message,
-            **({"server": error.server} if error.server else {}),
-            **({"retry_after": error.retry_after} if error.retry_after is not None else {}),
-        },
+        "failure": {key: value for key, value in failure.items() if value is not None},
     }
 
 

@@ -1,7 +1,7 @@
 """The timeline of a rollout: when its model calls, tool calls and stages ran, and where (docs/formats.md).
 
-In a rollout it is plain JSON, and small, as every process that a rollout passes reads or writes it: a step is
-an array. `Timeline` reads that: names in place of positions and indices, seconds in place of microseconds.
+In a rollout it is small, as every process that a rollout passes reads or writes it: a step is an array.
+`Timeline` reads that: names in place of positions and indices, seconds in place of microseconds.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-TIMELINE_FIELD = "_ng_timeline"
-"""Field of a rollout."""
+TIMELINE_FIELD = "_ng_timeline"  # field of a rollout
 
 StepKind = Literal["seed", "model", "tool", "verify"]
 
@@ -26,49 +25,34 @@ class Step:
 
     kind: StepKind
     """What was called for. A judge is a ``model`` too; see `stage`."""
-    start: float
-    """Since the beginning of the episode."""
+    start: float  # since the beginning of the episode
     duration: float
-    server: str
-    """The server of the graph that answered."""
-    replica: str | None = None
-    """Its replica; None without Ray, and for a server behind a URL."""
-    status: int = 200
-    """HTTP status of the answer."""
-    queued: float = 0.0
-    """How much of `duration` it waited for its turn at the replica."""
+    server: str  # the server of the graph that answered
+    replica: str | None = None  # its replica; None without Ray, and for a server behind a URL
+    status: int = 200  # HTTP status of the answer
+    queued: float = 0.0  # how much of `duration` it waited for its turn at the replica
     stage: str | None = None
     """Stage of the episode in which the environment called a model: ``verify`` for a judge. None for the
     agent's own calls."""
-    name: str | None = None
-    """Name of the tool."""
-    argument_bytes: int | None = None
-    """Size of the tool's arguments, as the model wrote them."""
-    result_bytes: int | None = None
-    """Size of what the tool answered."""
+    name: str | None = None  # name of the tool
+    argument_bytes: int | None = None  # size of the tool's arguments, as the model wrote them
+    result_bytes: int | None = None  # size of what the tool answered
     input_tokens: int | None = None
     """Tokens of a model call's prompt; None if the model does not say, as for the next two."""
-    cached_tokens: int | None = None
-    """How many of them were in the model's cache."""
+    cached_tokens: int | None = None  # how many of them were in the model's cache
     output_tokens: int | None = None
     finish_reason: str | None = None
     """Why the model stopped: ``stop``, ``tool_calls``, ``length`` or ``content_filter``."""
-    endpoint: str | None = None
-    """URL that the model server called; None for an engine in the graph."""
-    version: str | None = None
-    """Version of the policy's weights, if the model says it."""
-    time_to_first_token: float | None = None
-    """Of engines in the graph, and of streams; None if unknown."""
-    retries: int = 0
-    """Requests to endpoints that failed before the one that was answered."""
+    endpoint: str | None = None  # URL that the model server called; None for an engine in the graph
+    version: str | None = None  # version of the policy's weights, if the model says it
+    time_to_first_token: float | None = None  # of engines in the graph, and of streams; None if unknown
+    retries: int = 0  # requests to endpoints that failed before the one that was answered
     prompt: str | None = None
     """What an environment asked its model, such as a judge; of the policy's calls, the response has it."""
-    answer: str | None = None
-    """What that model answered; None if the call failed."""
+    answer: str | None = None  # what that model answered; None if the call failed
 
     @property
     def end(self) -> float:
-        """Since the beginning of the episode."""
         return self.start + self.duration
 
 
@@ -76,18 +60,12 @@ class Step:
 class Timeline:
     """The timeline of one attempt; times are in seconds."""
 
-    began: float
-    """Unix time of the beginning, by the clock of the agent's machine."""
-    duration: float
-    """Of the episode in its agent."""
-    agent: str
-    """The agent's name."""
-    replica: str | None
-    """The agent's replica; None without Ray."""
-    queued: float
-    """How long the rollout waited at that replica before it began."""
-    steps: list[Step]
-    """In the order in which they ended."""
+    began: float  # unix time of the beginning, by the clock of the agent's machine
+    duration: float  # of the episode in its agent
+    agent: str  # the agent's name
+    replica: str | None  # the agent's replica; None without Ray
+    queued: float  # how long the rollout waited at that replica before it began
+    steps: list[Step]  # in the order in which they ended
 
     @classmethod
     def of(cls, rollout: Mapping[str, Any]) -> Timeline | None:

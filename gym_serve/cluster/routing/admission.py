@@ -25,15 +25,8 @@ class Admission:
     """Admits calls, first come first served.
 
     Args:
-        dispatch: runs a call.
-        stream: runs a call whose answer comes in parts.
         limits: most calls that run, and most that wait (-1 for no limit). Asked at each call, as a deploy may
             change them.
-
-    Attributes:
-        running: calls that run.
-        unbound: calls that run or wait and belong to no session.
-        meter: the load of the last seconds.
     """
 
     def __init__(
@@ -43,8 +36,8 @@ class Admission:
         limits: Callable[[], tuple[int, int]],
     ) -> None:
         self.running = 0
-        self.unbound = 0
-        self.meter = LoadMeter()
+        self.unbound = 0  # calls that run or wait and belong to no session
+        self.meter = LoadMeter()  # the load of the last seconds
         self._dispatch = dispatch
         self._stream = stream
         self._limits = limits
@@ -53,19 +46,13 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait."""
         return len(self._queue)
 
     def queued(self) -> Iterable[QueuedCall]:
-        """The calls that wait, the oldest first."""
         return self._queue.values()
 
     def refuse(self, number: int, error: GymError) -> bool:
-        """End a call that waits with an error.
-
-        Returns:
-            whether it waits.
-        """
+        """End a call that waits with an error; returns whether it waits."""
         turn = next((turn for turn, queued in self._queue.items() if queued.number == number), None)
         if turn is None:
             return False
@@ -74,10 +61,8 @@ class Admission:
         return True
 
     async def dispatch(self, call: Call) -> Reply:
-        """Run a call as soon as there is room.
-
-        Raises:
-            QueueFullError: too many calls wait already; this one was not begun.
+        """Run a call as soon as there is room. Raises `QueueFullError`: too many calls wait already; this one
+        was not begun.
         """
         try:
             if waited := await self._begin(call):
@@ -179,11 +164,6 @@ class LoadMeter:
         self._seconds: deque[_Second] = deque()
 
     def answered(self, *, refused: bool = False) -> None:
-        """Count an answer.
-
-        Args:
-            refused: it was "overloaded".
-        """
         now = self._clock()
         if not self._seconds or now - self._seconds[-1].now >= 1.0:
             self._forget(now)

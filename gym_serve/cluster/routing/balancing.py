@@ -18,11 +18,7 @@ _KEPT = 65_536  # episodes whose replica is remembered
 
 
 class Balancer:
-    """Chooses replicas.
-
-    Args:
-        load: how busy a replica is.
-    """
+    """Chooses replicas."""
 
     def __init__(self, load: Callable[[str], int]) -> None:
         self._load = load
@@ -32,7 +28,6 @@ class Balancer:
         """One of ``replicas``; None if there are none.
 
         Args:
-            replicas: those that can be reached.
             affinity: key of the episode; None for a call that may go anywhere.
         """
         if not replicas:
@@ -70,5 +65,4 @@ class Members:
 
 @cache
 def members_of(application: str, deployment: str) -> Members:
-    """The members of a deployment."""
     return Members()

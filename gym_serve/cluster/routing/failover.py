@@ -48,10 +48,8 @@ class FailoverTransport:
         self._transport = transport
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`.
-
-        Raises:
-            SessionLost: no state of the session is held, a stale one is, or it could not be restored.
+        """See `Transport.call`. Raises `SessionLost`: no state of the session is held, a stale one is, or it
+        could not be restored.
         """
         if call.session is None:
             return self._kept(call, await self._transport.call(call))
@@ -76,7 +74,6 @@ class FailoverTransport:
         return self._transport.stream(call)
 
     async def close(self) -> None:
-        """Close the transport behind this one."""
         await self._transport.close()
 
     async def _deliver(self, call: Call) -> Reply:
@@ -96,7 +93,6 @@ class FailoverTransport:
         return None
 
     async def _elsewhere(self, held: Held, call: Call, lost: SessionLost, deadline: float | None) -> Reply:
-        """Run an interrupted call again in another replica."""
         for _ in range(_RERUNS):
             async with held.moving:
                 if held.id == call.session:  # else another call has moved the session by now
@@ -120,11 +116,7 @@ class FailoverTransport:
             try:
                 reply = await self._transport.call(
                     Call(
-                        RESTORE,
-                        body,
-                        request_id=call.request_id,
-                        timeout=left,
-                        traceparent=call.traceparent,
+                        RESTORE, body, request_id=call.request_id, timeout=left, traceparent=call.traceparent
                     )
                 )
                 reply.json()
@@ -153,33 +145,23 @@ class FailoverTransport:
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """The state of one session.
+    """The state of one session."""
 
-    Attributes:
-        ids: its ids, in the order in which it got them; it lives under the last one.
-        state: its last acknowledged state, sealed.
-        used: moment of its last use, in seconds.
-        moving: held by the call that restores it elsewhere.
-    """
-
-    ids: list[str]
+    ids: list[str]  # its ids, in the order in which it got them; it lives under the last one
     state: bytes
-    used: float
+    used: float  # moment of its last use, in seconds
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def id(self) -> str:
-        """The id under which it lives."""
         return self.ids[-1]
 
     @property
     def version(self) -> int:
-        """Version of its state."""
         return version_of(self.state)
 
     @property
     def token(self) -> str:
-        """What its caller gets for an id."""
         return f"{self.id}{_MARK}{self.version}"
 
 
@@ -197,7 +179,6 @@ class SnapshotCache:
     go first, and their sessions are then lost with their replica, as any without a state.
 
     Args:
-        max_bytes: bound of all states together.
         ttl: seconds without a use after which a state is dropped.
     """
 
@@ -209,7 +190,6 @@ class SnapshotCache:
         self._by_use: OrderedDict[Held, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many sessions have a state here."""
         return len(self._by_use)
 
     def get(self, session_id: str) -> Held | None:
@@ -238,7 +218,6 @@ class SnapshotCache:
             self._by_id[session_id] = held
 
     def drop(self, session_id: str) -> None:
-        """Forget a session, with all of its ids."""
         held = self._by_id.get(session_id)
         if held is not None:
             self._forget(held)

@@ -50,12 +50,7 @@ _REPEATABLE = ("v1/", "seed_session", RESTORE)  # operations whose effect is gon
 
 
 class ReplicaTransport:
-    """Reaches the replicas of a deployment.
-
-    Args:
-        server: name of the deployment.
-        handle: its Serve handle.
-    """
+    """Reaches the replicas of a deployment."""
 
     def __init__(self, server: str, handle: DeploymentHandle[Any]) -> None:
         self.server = server
@@ -71,11 +66,9 @@ class ReplicaTransport:
         self._waking: asyncio.Task[None] | None = None
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`."""
         return await self._send(call, Channel.call)
 
     async def stream(self, call: Call) -> _Parts:
-        """See `Transport.stream`."""
         deadline = None if call.timeout is None else time.monotonic() + call.timeout
         first, parts = await self._send(call, _begin_stream)
         async with closing(parts):
@@ -180,22 +173,13 @@ class ReplicaTransport:
         return 0 if channel is None else channel.load
 
     async def _owner(self, replica: str) -> Channel:
-        """The connection to the replica that holds a session, which takes several tries.
-
-        Raises:
-            ConnectError: the replica is gone.
-        """
+        """The connection to the replica that holds a session, which takes several tries."""
         for _ in range(_TRIES - 1):
             with suppress(ConnectTimeoutError):
                 return await self._channel(replica)
         return await self._channel(replica)
 
     async def _channel(self, replica: str) -> Channel:
-        """The connection to a replica.
-
-        Raises:
-            ConnectError: the replica cannot be reached.
-        """
         channel = self._channels.get(replica)
         if channel is not None and channel.is_open:
             return channel

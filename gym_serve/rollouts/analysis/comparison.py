@@ -30,11 +30,9 @@ _AGENT = "_agent"
 class Side(NamedTuple):
     """One run's rollouts of a task."""
 
-    rollouts: int
-    """Those with a score."""
+    rollouts: int  # those with a score
     solved: int
-    mean: float
-    """Mean reward."""
+    mean: float  # mean reward
 
     @property
     def pass_rate(self) -> float:
@@ -42,7 +40,6 @@ class Side(NamedTuple):
 
     @property
     def is_solved(self) -> bool:
-        """Whether more than half of them are solved."""
         return 2 * self.solved > self.rollouts
 
 
@@ -51,8 +48,7 @@ class Scores(NamedTuple):
 
     task: int | str
     agent: str
-    prompt: int | None
-    """See `prompt_digest`."""
+    prompt: int | None  # see `prompt_digest`
     side: Side
 
 
@@ -60,8 +56,7 @@ class TaskDifference(NamedTuple):
     """A task that both runs have scored."""
 
     task_index: int | str
-    agent: str
-    """The agent of the first run."""
+    agent: str  # the agent of the first run
     a: Side
     b: Side
     same_prompt: bool
@@ -84,17 +79,14 @@ class Estimate:
     """An average over paired tasks in both runs; ``low`` and ``high`` bound the difference."""
 
     metric: str
-    agent: str | None
-    """None for all agents together."""
+    agent: str | None  # None for all agents together
     tasks: int
     a: float
     b: float
     difference: float
-    low: float | None
-    """None for a single task."""
+    low: float | None  # None for a single task
     high: float | None
-    method: str | None
-    """How the interval is made."""
+    method: str | None  # how the interval is made
 
     @property
     def verdict(self) -> str:
@@ -110,15 +102,13 @@ class ComparisonSummary(NamedTuple):
     estimates: list[Estimate]
     """Mean reward and pass rate (percent); of all tasks first, then by agent if there are several."""
     paired_tasks: int
-    only_a: int
-    """Tasks that the first run alone has scored."""
+    only_a: int  # tasks that the first run alone has scored
     only_b: int
     different_prompts: int
     """Tasks of both runs whose prompts differ: they are left out, unless tasks are identified otherwise."""
     fixed: int
     broken: int
-    flips: list[TaskDifference]
-    """The first of the flipped tasks, the largest change of the mean reward first."""
+    flips: list[TaskDifference]  # the first of the flipped tasks, the largest change of the mean reward first
 
 
 class Comparison:
@@ -140,11 +130,7 @@ class Comparison:
         return (task for task in self._both() if task.same_prompt or not self._by_prompt)
 
     def summary(self, top: int) -> ComparisonSummary:
-        """All paired tasks together.
-
-        Args:
-            top: how many flipped tasks to name at most.
-        """
+        """All paired tasks together; names ``top`` flipped tasks at most."""
         both = different = 0
         agents: Counter[str] = Counter()
         flips = {"fixed": 0, "broken": 0}
@@ -195,12 +181,7 @@ class Comparison:
 
 
 class RunScores:
-    """Accumulates the rollouts of a run for a `Comparison`; keeps only their numbers.
-
-    Args:
-        solved_at: the reward from which on a rollout counts as solved.
-        failures: what a failed rollout counts as.
-    """
+    """Accumulates the rollouts of a run for a `Comparison`; keeps only their numbers."""
 
     def __init__(self, solved_at: float = 1.0, failures: Failures = "mask") -> None:
         self._solved_at = solved_at
@@ -209,11 +190,7 @@ class RunScores:
         self._prompts = IntTable()
 
     def add(self, rollouts: Iterable[JSON]) -> None:
-        """Add rollouts.
-
-        Raises:
-            InvalidRequest: a rollout has no task or rollout index.
-        """
+        """Add rollouts. Raises `InvalidRequest`: a rollout has no task or rollout index."""
         for rollout in rollouts:
             self._rollouts.add({**rollout, _AGENT: agent_of(rollout)})
             params = rollout.get("responses_create_params")
@@ -221,7 +198,6 @@ class RunScores:
                 self._prompts[task_index(rollout)] = found
 
     def coverage(self) -> Coverage:
-        """How many rollouts have a score, of how many."""
         return self._rollouts.coverage()
 
     def __call__(self) -> Iterator[Scores]:

@@ -23,8 +23,7 @@ from gym_serve.types.requests import JSON
 BUCKETS = ("never", "hard", "medium", "easy", "always")
 """Difficulty by pass rate p: 0, below 0.25, from 0.25 to 0.75, above 0.75, 1."""
 
-BINS = 10
-"""Bars of a histogram."""
+BINS = 10  # bars of a histogram
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,10 @@ class TaskProfile:
     task_index: int
     agent: str
     rollouts: int
-    missing: int
-    """Rollouts without a score."""
-    solved: int
-    """Rollouts that count as solved."""
-    mean: float
-    """Mean reward."""
-    std: float
-    """Sample standard deviation of the reward; 0 for one rollout."""
+    missing: int  # rollouts without a score
+    solved: int  # rollouts that count as solved
+    mean: float  # mean reward
+    std: float  # sample standard deviation of the reward; 0 for one rollout
     min: float
     max: float
     histogram: tuple[int, ...]
@@ -49,12 +44,10 @@ class TaskProfile:
 
     @property
     def pass_rate(self) -> float:
-        """Solved rollouts, as a fraction."""
         return self.solved / self.rollouts
 
     @property
     def bucket(self) -> str:
-        """One of `BUCKETS`."""
         never, hard, medium, easy, always = BUCKETS
         if self.solved in (0, self.rollouts):
             return always if self.solved else never
@@ -64,7 +57,6 @@ class TaskProfile:
 
     @property
     def trainable(self) -> bool:
-        """Whether its rollouts differ in reward."""
         return self.min < self.max
 
 
@@ -75,45 +67,29 @@ class PoorRollout(NamedTuple):
     task_index: int
     rollout_id: str
     agent: str
-    reason: str
-    """The verdict's ``reason``; empty if it gives none."""
+    reason: str  # the verdict's ``reason``; empty if it gives none
 
 
 class ProfileSummary(NamedTuple):
     """The figures of all tasks together."""
 
-    tasks: int
-    """Tasks with a score."""
-    rollouts: int
-    """Rollouts that count."""
-    coverage: Coverage
-    """Rollouts with a score, of those asked for."""
-    unscored_tasks: int
-    """Tasks whose rollouts all failed or are masked."""
+    tasks: int  # tasks with a score
+    rollouts: int  # rollouts that count
+    coverage: Coverage  # rollouts with a score, of those asked for
+    unscored_tasks: int  # tasks whose rollouts all failed or are masked
     failed_attempts: int
     mean_reward: JSON
     """``value`` over tasks, ``num_tasks``, and the 95% interval ``low`` to ``high`` of two tasks or more."""
-    pass_rate: JSON
-    """The same, in percent."""
-    buckets: dict[str, int]
-    """Tasks by difficulty."""
-    pass_rate_histogram: tuple[int, ...]
-    """Tasks by pass rate, in `BINS` equal steps from 0 to 1."""
+    pass_rate: JSON  # the same, in percent
+    buckets: dict[str, int]  # tasks by difficulty
+    pass_rate_histogram: tuple[int, ...]  # tasks by pass rate, in `BINS` equal steps from 0 to 1
     trainable_tasks: int
-    train_next: list[TaskProfile]
-    """The first of them, largest standard deviation first."""
-    worst: list[PoorRollout]
-    """The unsolved rollouts with the lowest rewards."""
+    train_next: list[TaskProfile]  # the first of them, largest standard deviation first
+    worst: list[PoorRollout]  # the unsolved rollouts with the lowest rewards
 
 
 class RewardProfile:
-    """Accumulates rollouts; keeps only their numbers.
-
-    Args:
-        solved_at: the reward from which on a rollout counts as solved.
-        failures: what a failed rollout counts as.
-        worst: how many of the worst rollouts to keep.
-    """
+    """Accumulates rollouts; keeps only their numbers."""
 
     def __init__(self, solved_at: float = 1.0, failures: Failures = "mask", worst: int = 20) -> None:
         self.solved_at = solved_at
@@ -125,11 +101,7 @@ class RewardProfile:
         self._worst = _Lowest(worst)
 
     def add(self, rollout: JSON) -> None:
-        """Add a rollout, scored or failed.
-
-        Raises:
-            InvalidRequest: it has no task or rollout index.
-        """
+        """Add a rollout, scored or failed. Raises `InvalidRequest` if it has no task or rollout index."""
         agent = agent_of(rollout)
         self._aggregators.setdefault(agent, Aggregator()).add(rollout)
         if failure_class(rollout) is not None:
@@ -156,11 +128,6 @@ class RewardProfile:
         return tuple(self._low + (self._high - self._low) * step / BINS for step in range(BINS + 1))
 
     def agents(self, asked: Mapping[str, int]) -> list[SummaryRow]:
-        """The summary of each agent, by name.
-
-        Args:
-            asked: how many rollouts were asked for, by agent, where that is known.
-        """
         return summarize(dict(sorted(self._aggregators.items())), asked, self.failures)
 
     def tasks(self) -> Iterator[TaskProfile]:
@@ -170,12 +137,6 @@ class RewardProfile:
                 yield self._task(agent, group)
 
     def summary(self, top: int, asked: Mapping[str, int] | None = None) -> ProfileSummary:
-        """All tasks together.
-
-        Args:
-            top: how many tasks to name in ``train_next`` at most.
-            asked: how many rollouts were asked for, by agent, where that is known.
-        """
         buckets = dict.fromkeys(BUCKETS, 0)
         rates = [0] * BINS
         clusters = Clusters(sum(1 for _ in self.tasks()))
@@ -208,7 +169,6 @@ class RewardProfile:
         )
 
     def trainable_tasks(self) -> Iterator[int]:
-        """Task indices of the tasks to train on next."""
         return (task.task_index for task in self.tasks() if task.trainable)
 
     def _train_next(self, top: int) -> list[TaskProfile]:

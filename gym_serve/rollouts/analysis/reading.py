@@ -40,9 +40,6 @@ class TaskKey:
 
     One object numbers the tasks of all files that are read with it. Rollouts without any metadata, as NeMo
     Gym records them for its data sets, are told apart by what the model was asked, and counted as they come.
-
-    Args:
-        field: name of a top-level field that every rollout has.
     """
 
     def __init__(self, field: str = TASK_INDEX) -> None:
@@ -51,10 +48,8 @@ class TaskKey:
         self._seen = IntTable()
 
     def apply(self, rollout: JSON) -> JSON:
-        """The rollout with the metadata of the task that it belongs to by this key.
-
-        Raises:
-            InvalidRequest: the rollout lacks its metadata, or the field.
+        """The rollout with the metadata of the task that it belongs to by this key; `InvalidRequest`
+        without.
         """
         is_bare = "response" in rollout and rollout.keys().isdisjoint(METADATA_KEYS)
         index = 0 if is_bare else rollout_key(rollout)
@@ -77,15 +72,8 @@ class TaskKey:
 
 
 def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> Iterator[JSON]:
-    """The rollouts of runs, scored and failed, one at a time.
-
-    Args:
-        paths: the main files; the failures beside each are read with it.
-        key: identifies the tasks.
-        problems: collects the lines that are not rollouts.
-
-    Raises:
-        InvalidRequest: a file cannot be opened.
+    """The rollouts of runs, scored and failed, one at a time. Raises `InvalidRequest`: a file cannot be
+    opened.
     """
     for path in paths:
         failures = Outputs.of(path).failures
@@ -102,12 +90,9 @@ def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> It
 class Asked(NamedTuple):
     """What runs asked for, read from the rows beside their files; nothing of a run without those."""
 
-    rollouts: Counter[str]
-    """How many rollouts, by agent."""
-    rows: int
-    """How many rows of the data set they are of."""
-    tasks: int
-    """How many tasks these are."""
+    rollouts: Counter[str]  # how many rollouts, by agent
+    rows: int  # how many rows of the data set they are of
+    tasks: int  # how many tasks these are
 
     @property
     def notes(self) -> list[str]:
@@ -121,12 +106,6 @@ class Asked(NamedTuple):
 
 
 def read_asked(paths: Iterable[Path], key: TaskKey | None = None) -> Asked:
-    """What runs asked for.
-
-    Args:
-        paths: the main files.
-        key: identifies the tasks.
-    """
     key = key or TaskKey()
     rollouts: Counter[str] = Counter()
     rows, tasks = 0.0, IntTable()
@@ -152,21 +131,15 @@ def agent_of(rollout: JSON) -> str:
 
 
 def _checked(rollout: JSON) -> JSON:
-    if failure_class(rollout) is not None:
-        return rollout
-    check_reward(rollout.get("reward"))
+    if failure_class(rollout) is None:
+        check_reward(rollout.get("reward"))
     return rollout
 
 
 def rows_of_tasks(path: Path, tasks: Iterable[int]) -> Iterator[JSON]:
     """One row of each of some tasks, as a data set for another run: without metadata and the run's seeds.
 
-    Args:
-        path: the main file of the run.
-        tasks: task indices.
-
-    Raises:
-        InvalidRequest: the run's inputs are not beside the file.
+    Raises `InvalidRequest`: the run's inputs are not beside its main file, ``path``.
     """
     outputs = Outputs.of(path)
     if not outputs.inputs.exists():
@@ -179,11 +152,8 @@ def rows_of_tasks(path: Path, tasks: Iterable[int]) -> Iterator[JSON]:
 
 
 def prompts_of_tasks(path: Path, tasks: Iterable[int]) -> dict[int, str]:
-    """The prompt of each of some tasks, see `prompt_text`.
-
-    Args:
-        path: the main file of the run; it is read if the run's inputs do not exist.
-        tasks: task indices.
+    """The `prompt_text` of each of some tasks, of the run's inputs or, without those, its main file
+    ``path``.
     """
     inputs = Outputs.of(path).inputs
     source = inputs if inputs.exists() else path

@@ -155,12 +155,7 @@ MACHINES = {
 
 
 def filter_program(machine: str, process: int) -> bytes:
-    """The filter as an array of ``struct sock_filter``.
-
-    Args:
-        machine: as ``os.uname().machine`` names it, one of `MACHINES`.
-        process: the id of the process that the filter is for; it may signal itself.
-    """
+    """The filter as an array of ``struct sock_filter``."""
     numbers = MACHINES[machine]
     program = [
         *_by_argument(numbers.kill, 0, (process,), met=_ALLOW, otherwise=_EPERM),
@@ -171,11 +166,7 @@ def filter_program(machine: str, process: int) -> bytes:
 
 
 def box_filter(machine: str) -> bytes:
-    """The filter for the commands of a box: no new namespaces, no mounts, and nothing of the machine's.
-
-    Args:
-        machine: as ``os.uname().machine`` names it, one of `MACHINES`.
-    """
+    """The filter for the commands of a box: no new namespaces, no mounts, and nothing of the machine's."""
     numbers = MACHINES[machine]
     refused = {**_EVERYWHERE, **numbers.refused}
     return _packed(
@@ -258,7 +249,6 @@ def confine(config: dict[str, Any], seconds: int | None = None) -> None:
     Args:
         config: ``memory_bytes``, ``file_bytes``, ``open_files``; ``user``: the id to become, or None;
             ``filter``: whether to refuse system calls.
-        seconds: of processor time, after which the kernel ends it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _set_limits(config, seconds)

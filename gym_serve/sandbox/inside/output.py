@@ -28,7 +28,6 @@ def nameless_file() -> io.FileIO:
 
 
 def replace(file: io.FileIO, data: bytes) -> None:
-    """Make data the whole content of a file."""
     os.ftruncate(file.fileno(), 0)
     os.pwrite(file.fileno(), data, 0)
 
@@ -45,7 +44,6 @@ class Output:
         self._files = (nameless_file(), nameless_file())
 
     def close(self) -> None:
-        """Give them up."""
         for file in self._files:
             file.close()
 
@@ -69,7 +67,6 @@ class Output:
                 continue
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes in each."""
         out, err = (os.fstat(file.fileno()).st_size for file in self._files)
         return out, err
 

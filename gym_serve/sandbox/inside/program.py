@@ -27,7 +27,6 @@ class Program:
 
     Args:
         request: ``code``, ``function``, ``arguments``, ``timeout``, ``output_limit``.
-        stdin: its standard input.
         namespace: names that it finds without importing them. They are not its own: where a function is
             asked for, it has to be the program's.
     """

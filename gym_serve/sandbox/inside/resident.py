@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 REPLY = struct.Struct("=IiBQQ")
 """Of a reply: number of the request, status, how it ended, sizes of output and errors, which follow."""
 
-EXITED, OUT_OF_TIME, OUT_OF_MEMORY, NOT_STARTED = range(4)
-"""How a command ended."""
+EXITED, OUT_OF_TIME, OUT_OF_MEMORY, NOT_STARTED = range(4)  # how a command ended
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 _MNT_DETACH = 2
@@ -56,7 +55,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Serve until the socket ends."""
     config = marshal.loads(_message(0) or b"")
     try:
         _mount(config)
@@ -219,7 +217,6 @@ class Box:
         self._looked = 0.0
 
     def serve(self) -> None:
-        """Serve until the socket ends."""
         while True:
             for file, _ in self._poll.poll(self._patience()):
                 if file == 0:

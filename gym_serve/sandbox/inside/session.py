@@ -50,21 +50,13 @@ class _TimeUp(BaseException):
 class Executed(NamedTuple):
     """The outcome of code, without its output."""
 
-    result: str | None
-    """``str`` of the last expression, if it is not None."""
-    error: str | None
-    """The exception that ended it, or None."""
-    trace: str
-    """Its traceback."""
+    result: str | None  # ``str`` of the last expression, if it is not None
+    error: str | None  # the exception that ended it, or None
+    trace: str  # its traceback
 
 
 class Interpreter:
-    """Executes code in one namespace, the module ``__main__``.
-
-    Args:
-        namespace: names that are there from the start.
-        output: takes what the code writes.
-    """
+    """Executes code in one namespace, the module ``__main__``."""
 
     def __init__(self, namespace: dict[str, Any], output: Output) -> None:
         module = types.ModuleType("__main__")
@@ -79,9 +71,7 @@ class Interpreter:
         """Execute code, until it ends or `INTERRUPT` comes.
 
         Args:
-            code: Python statements.
             timeout: the seconds after which it comes, for the message.
-            output_limit: characters of the result.
         """
         self._output.capture()
         self._cells += 1
@@ -133,11 +123,7 @@ class Interpreter:
 
 
 class Session:
-    """Executes code in one namespace.
-
-    Args:
-        namespace: names that are there from the start.
-    """
+    """Executes code in one namespace."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -176,9 +162,7 @@ class Session:
 
     def execute(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         """Have code executed: the texts are ``stdout``, ``stderr``, ``error`` and ``=`` with the result.
-
-        Returns:
-            with ``ended`` where the child did not survive it: says how it ended, and no text.
+        Returns with ``ended`` where the child did not survive it: says how it ended, and no text.
         """
         for file in (self._result, self._error, self._trace):
             replace(file, b"")

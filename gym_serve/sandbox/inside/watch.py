@@ -37,7 +37,6 @@ class Watch:
     """The time of a process since now.
 
     Args:
-        process: id of a child, not yet waited for.
         folder: a file system of its own, where it may make files; None for no such limit.
     """
 
@@ -48,8 +47,7 @@ class Watch:
         self._ran = _processor_seconds(process)
         self._times = {thread: _times(process, thread) for thread in _threads(process)}
         self._held: set[int] = set()
-        self.used = 0.0
-        """Seconds that it ran or slept until the last look."""
+        self.used = 0.0  # seconds that it ran or slept until the last look
 
     @property
     def elapsed(self) -> float:
@@ -119,6 +117,5 @@ def _times(process: int, thread: int) -> tuple[float, float]:
 
 
 def _core(process: int) -> int:
-    """The processor that the first thread is on, or was last."""
     with open(f"/proc/{process}/stat") as file:
         return int(file.read().rpartition(")")[2].split()[36])

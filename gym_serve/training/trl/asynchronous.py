@@ -36,13 +36,9 @@ class RolloutWorker:
     """The ``rollout_worker`` of an `AsyncGRPOTrainer`, and its ``weight_transfer``: give it as both.
 
     Args:
-        gym: the graph.
-        rows: rows, or the path of a JSONL file; they are drawn again and again.
-        size: rollouts of a group, on which their advantages are based.
         max_staleness: how many updates of the weights old a group may be when the trainer takes it.
         model: the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
         **options: see `RolloutOptions`; without ``repeats``. ``concurrency`` says how many rollouts
-        run at a time.
 
     Raises:
         BadRequest: the model takes no weights, or the agents have several.
@@ -78,7 +74,6 @@ class RolloutWorker:
     # What the trainer asks of a rollout worker
 
     def start(self) -> None:
-        """Begin, in a thread."""
         self._thread = threading.Thread(target=self._run, name="RolloutWorker", daemon=True)
         self._thread.start()
 
@@ -94,11 +89,7 @@ class RolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Nothing, or an error.
-
-        Raises:
-            Unavailable: the rollouts have ended.
-        """
+        """Nothing, or an error. Raises `Unavailable`: the rollouts have ended."""
         if self._error is not None:
             raise Unavailable(f"no rollouts any more: {self._error}") from self._error
         if self._thread is None or not self._thread.is_alive():
@@ -110,7 +101,6 @@ class RolloutWorker:
         """Nothing: the graph is connected."""
 
     def pause(self) -> None:
-        """Stop the engine between two tokens."""
         loop.wait(self._gym.pause("keep", model=self._model))
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -119,7 +109,6 @@ class RolloutWorker:
         self._gym.update_weights(self._model, str(self._version), tensors=encoded(iterator))
 
     def resume(self) -> None:
-        """Let the engine go on."""
         loop.wait(self._gym.resume(model=self._model))
 
     def destroy(self) -> None:

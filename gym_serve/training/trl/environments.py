@@ -34,10 +34,6 @@ def environment_factory(gym: Gym, environment: str) -> Callable[[], Any]:
     Give the trainer `environment_reward` as its ``reward_funcs``, and `dataset` as its data. The graph needs
     neither model nor agent.
 
-    Args:
-        gym: the graph.
-        environment: name of a server under ``resources``.
-
     Raises:
         NotFound: the graph has no such environment.
         GymError: the environment cannot be asked for its tools.
@@ -62,10 +58,8 @@ def environment_factory(gym: Gym, environment: str) -> Callable[[], Any]:
 async def environment_reward(
     prompts: Sequence[Any], completions: Sequence[Any], *, environments: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """The reward function of a `GRPOTrainer` with `environment_factory`: the environment's verdict.
-
-    Returns:
-        n rewards; None where the environment failed, which TRL then leaves out.
+    """The reward function of a `GRPOTrainer` with `environment_factory`: the environment's verdict. Returns n
+    rewards; None where the environment failed, which TRL then leaves out.
     """
     return await asyncio.gather(*map(_verified, environments, completions))
 
@@ -182,8 +176,7 @@ def _line(schema: JSON) -> str:
 
 
 def _response(completion: Any) -> JSON:
-    """What verifiers read, for the messages of a completion. TRL leaves out the ids of calls: they are
-    counted."""
+    """What verifiers read, for the messages of a completion."""
     messages: list[JSON] = []
     open_calls: list[str] = []
     for given in completion:

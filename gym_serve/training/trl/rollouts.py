@@ -38,15 +38,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gym_serve")
 
-ROW = "row"
-"""The column of `dataset` that holds a row as JSON."""
+ROW = "row"  # the column of `dataset` that holds a row as JSON
 
 
 def dataset(rows: Rows) -> Dataset:
     """Rows as a dataset for TRL: their prompts, and beside each its row as JSON.
-
-    Args:
-        rows: rows, or the path of a JSONL file.
 
     Raises:
         InvalidRequest: a row cannot be used; it names the place.
@@ -71,9 +67,7 @@ def rollout_func(gym: Gym, *, model: str | None = None, **options: Unpack[Rollou
     your own will do if its columns are the keys of rows.
 
     Args:
-        gym: the graph.
         model: the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
-        **options: see `RolloutOptions`; without ``repeats``.
 
     Raises:
         BadRequest: the model takes no weights, or the agents have several.
@@ -96,10 +90,7 @@ def rollout_reward(
     **columns: Any,
 ) -> list[float | None]:
     """The reward function of a `GRPOTrainer` with `rollout_func`: each completion has the reward of its
-    rollout.
-
-    Returns:
-        n rewards; None for a failed rollout, which TRL then leaves out.
+    rollout. Returns n rewards; None for a failed rollout, which TRL then leaves out.
     """
     for name, value in rollout_metrics[0].items():
         log_metric(name, value)
@@ -119,10 +110,6 @@ class RolloutFunc:
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Rollouts of a batch.
-
-        Args:
-            prompts: n prompts; equal ones that follow one another are a group.
-            trainer: the trainer.
 
         Returns:
             ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``env_mask`` (n lists each), and for the
@@ -248,14 +235,7 @@ def row_of(example: JSON) -> JSON:
 
 
 class _RowsByPrompt:
-    """The rows of a trainer's datasets, by their prompts.
-
-    Args:
-        datasets: None, a dataset, or datasets by name.
-
-    Raises:
-        InvalidRequest: a dataset cannot be indexed, or two rows have one prompt and differ otherwise.
-    """
+    """The rows of a trainer's datasets, by their prompts."""
 
     def __init__(self, datasets: list[Any]) -> None:
         self._places: dict[bytes, tuple[Any, int]] = {}
@@ -265,11 +245,6 @@ class _RowsByPrompt:
                     self._add(examples)
 
     def find(self, key: bytes) -> JSON:
-        """The row of a prompt.
-
-        Raises:
-            InvalidRequest: there is none.
-        """
         if key not in self._places:
             raise InvalidRequest(f"no row of the trainer's dataset has the prompt {key[:200].decode()}")
         examples, index = self._places[key]

@@ -39,11 +39,7 @@ from gym_serve.types.protocols.messages import (
     message_to_params,
     response_to_message,
 )
-from gym_serve.types.protocols.refusals import (
-    refusal,
-    says_full,
-    wait_of,
-)
+from gym_serve.types.protocols.refusals import refusal, says_full, wait_of
 from gym_serve.types.protocols.requests import (
     ReasoningForm,
     apply_sampling,

@@ -2,13 +2,10 @@
 
 **Checks** run before an answer is scored or stored. Every field that is read must have its protocol's type,
 else the answer is `Unavailable`: a broken endpoint must not score the policy zero. What the *model* wrote
-is never judged: any text, tool name and arguments are an answer, because a model that could make its answer
-invalid could turn its own zeros into failures.
+is never judged: a model that could make its answer invalid could turn its own zeros into failures.
 
 **Context overflow** (the prompt does not fit the model's context) is the policy's own result, not a
-failure: the answer is an empty response, incomplete for ``max_output_tokens``. Most backends report it only
-in words; they are searched for in the error's message alone, because the rest of the body may repeat the
-request.
+failure: the answer is an empty response, incomplete for ``max_output_tokens``.
 """
 
 from __future__ import annotations
@@ -39,11 +36,8 @@ _COMPLETE = (None, "completed", "incomplete")
 
 
 def check_completion(completion: Any) -> JSON:
-    """The first choice of a chat completion.
-
-    Raises:
-        Unavailable: the answer is not a chat completion, or its generation was aborted (as engines do
-            to running requests when their weights are replaced): a part is not the model's answer.
+    """The first choice of a chat completion. Raises `Unavailable`: the answer is none, or its generation was
+    aborted, as engines do when their weights are replaced: a part is not the model's answer.
     """
     choices = completion.get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices:
@@ -57,10 +51,8 @@ def check_completion(completion: Any) -> JSON:
 
 
 def check_delta(choice: Any) -> None:
-    """Check a choice of a chat stream's chunk.
-
-    Raises:
-        Unavailable: it is none, or its generation was aborted.
+    """Raise `Unavailable` if a choice of a chat stream's chunk is malformed, or its generation was
+    aborted.
     """
     problem = _mismatch(choice, dict, "")
     if problem is None:
@@ -74,14 +66,8 @@ def check_delta(choice: Any) -> None:
 
 
 def check_response(response: Any, who: str = "the model") -> JSON:
-    """``response``, if it is a finished Response.
-
-    Args:
-        response: an answer of ``POST /v1/responses``, by a model or by an agent for a whole episode.
-        who: answered it, for the error.
-
-    Raises:
-        Unavailable: it is none, or it failed.
+    """``response``, if it is a finished Response, by a model or by an agent for a whole episode; or raises
+    `Unavailable`.
     """
     output = response.get("output") if isinstance(response, dict) else None
     if not isinstance(output, list):
@@ -117,7 +103,6 @@ def _choice_problem(choice: Any) -> str | None:
 
 
 def _rest_problem(choice: JSON) -> str | None:
-    """Of what a choice has beside its message."""
     logprobs = choice.get("logprobs")
     if problem := _mismatch(choice.get("finish_reason"), str, ".finish_reason", optional=True):
         return problem
@@ -133,10 +118,7 @@ def _rest_problem(choice: JSON) -> str | None:
 
 
 def _message_problem(message: Any, where: str, *, partial: bool = False) -> str | None:
-    """
-    Args:
-        partial: whether it is a part of a message, whose calls need not be whole.
-    """
+    """``partial``: it is a part of a message, whose calls need not be whole."""
     if problem := _mismatch(message, dict, where):
         return problem
     content = message.get("content")
@@ -266,20 +248,12 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 def chat_to_response(
     completion: Mapping[str, Any], params: Mapping[str, Any], *, parse_think: bool, token_ids: bool = True
 ) -> JSON:
-    """The Response for a chat completion.
+    """The Response for a chat completion, of which the first choice counts; it repeats the settings of
+    ``params``.
 
     Where the backend says which of the request's stop sequences ended the generation, that is its
-    ``stop_sequence``: no field of OpenAI's, but Anthropic's clients ask for it.
-
-    Args:
-        completion: answer of ``POST /v1/chat/completions``; its first choice counts.
-        params: the Responses body that it answers; the Response repeats its settings, and has log
-            probabilities where it asks for them.
-        parse_think: take ``<think>`` tags in the text as reasoning.
-        token_ids: put the token bundle on the last output item, where the backend sent all of it.
-
-    Raises:
-        Unavailable: the backend's answer is malformed, or it gave the generation up.
+    ``stop_sequence``: no field of OpenAI's, but Anthropic's clients ask for it. ``token_ids`` puts the token
+    bundle on the last output item, where the backend sent all of it. Raises `Unavailable`.
     """
     choice = check_completion(completion)
     try:
@@ -361,7 +335,6 @@ def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None
     """The chat completion for a Response.
 
     Args:
-        response: OpenAI's Response, of one model call or of a whole episode.
         chat: the chat body that it answers; names the model where the response does not.
 
     Raises:

@@ -1,6 +1,4 @@
-"""Chat streams: a finished completion as chunks, a Responses stream as chunks, and chunks joined to a
-completion.
-
+"""Chat streams: a completion or a Responses stream as chunks, and chunks joined to a completion.
 (https://platform.openai.com/docs/api-reference/chat-streaming)
 """
 
@@ -25,17 +23,9 @@ def chat_chunks(completion: Mapping[str, Any], include_usage: bool) -> Iterator[
     """The ``chat.completion.chunk`` objects of a completion, in order.
 
     Of each choice: its role, then the texts that it has, then each call, then the finish reason.
-
-    Args:
-        completion: the finished completion.
-        include_usage: end with a chunk of the usage (``stream_options.include_usage``).
     """
-    head = {
-        "id": completion.get("id"),
-        "object": "chat.completion.chunk",
-        "created": completion.get("created"),
-        "model": completion.get("model"),
-    }
+    head = {"id": completion.get("id"), "object": "chat.completion.chunk"}
+    head |= {"created": completion.get("created"), "model": completion.get("model")}
     if completion.get("system_fingerprint"):
         head["system_fingerprint"] = completion["system_fingerprint"]
     if include_usage:
@@ -51,7 +41,7 @@ def chat_chunks(completion: Mapping[str, Any], include_usage: bool) -> Iterator[
         yield {**head, "choices": [], "usage": completion.get("usage")}
 
 
-def _choice(index: int, delta: JSON, finish_reason: Any) -> JSON:
+def _choice(index: int, delta: JSON, finish_reason: Any = None) -> JSON:
     return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
 
 
@@ -69,11 +59,7 @@ _REASONING = ("response.reasoning_summary_text.delta", "response.reasoning_text.
 
 
 class CompletionStream:
-    """One stream.
-
-    Args:
-        chat: the Chat Completions body that it answers.
-    """
+    """One stream."""
 
     def __init__(self, chat: Mapping[str, Any]) -> None:
         self._chat = chat
@@ -82,11 +68,7 @@ class CompletionStream:
         self._reasoning: tuple[Any, ...] | None = None
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The chunks that an event of a Responses stream leads to, in order.
-
-        Raises:
-            Unavailable: the stream ends in a failure, or the event is malformed.
-        """
+        """The chunks that an event of a Responses stream leads to, in order."""
         if not self._head:
             self._head = self._begun(event.get("response"))
             yield self._chunk({"role": "assistant", "content": ""})
@@ -123,8 +105,7 @@ class CompletionStream:
         }
 
     def _chunk(self, delta: JSON, finish_reason: str | None = None) -> JSON:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        return {**self._head, "choices": [choice]}
+        return {**self._head, "choices": [_choice(0, delta, finish_reason)]}
 
     def _call(self, item: JSON, at: str) -> JSON:
         index = self._calls.setdefault(at, len(self._calls))
@@ -149,20 +130,14 @@ class ChunkJoiner:
     """
 
     def __init__(self) -> None:
-        self.begun = False
-        """Whether a chunk came."""
+        self.begun = False  # whether a chunk came
         self._head: JSON = {}
         self._choices: dict[int, JSON] = {}
 
     def add(self, chunk: Any) -> JSON:
-        """Take a chunk.
-
-        Returns:
-            the chunk in OpenAI's form: a ``delta`` where some backends have a ``message``, and each call with
-            an index of its own where they have none, or the same for all. Its texts are `Pieces`.
-
-        Raises:
-            Unavailable: it is none, or it tells of a failure.
+        """Take a chunk, and return it in OpenAI's form: a ``delta`` where some backends have a ``message``,
+        and each call with an index of its own where they have none, or the same for all. Its texts are
+        `Pieces`. Raises `Unavailable` if it tells of a failure.
         """
         if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
             error = chunk.get("error") if isinstance(chunk, dict) else None
@@ -187,11 +162,7 @@ class ChunkJoiner:
         return {**chunk, "choices": choices}
 
     def completion(self) -> JSON:
-        """The completion.
-
-        Raises:
-            Unavailable: the stream ended before the answer did: a part of one is not what the model says.
-        """
+        """The completion. Raises `Unavailable` if the stream ended before the answer did."""
         choices = []
         for index, choice in sorted(self._choices.items()):
             if choice["finish_reason"] is None:
@@ -272,20 +243,14 @@ def _list(value: Any) -> list[Any]:
 
 
 def _placed(calls: dict[int, JSON], places: dict[Any, int], part: Mapping[str, Any]) -> JSON:
-    """A part of a call with the index of its call, which is begun where there is none.
-
-    Args:
-        calls: those so far, by their index.
-        places: which call the backend's last parts with an index belonged to.
-    """
+    """A part of a call with the index of its call, which is begun where there is none."""
     index, known = part.get("index"), part.get("id")
     function = part.get("function")
     named = isinstance(function, dict) and bool(function.get("name"))
     at = places.get(index)
     if index is None:
-        at = next(
-            (at for at, call in calls.items() if known and call["id"] == known), max(calls, default=None)
-        )
+        same = (at for at, call in calls.items() if known and call["id"] == known)
+        at = next(same, max(calls, default=None))
     if at is None:
         begins = True
     elif known:

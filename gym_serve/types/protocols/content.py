@@ -30,10 +30,8 @@ _REPR.maxstring = _REPR.maxother = 200
 
 
 def json_text(value: Any, where: str) -> str:
-    """``value`` as JSON text, spaced as models write it themselves; integers may be of any size.
-
-    Raises:
-        BadRequest: it has no JSON form, or is nested too deeply.
+    """``value`` as JSON text, spaced as models write it themselves; integers may be of any size. Raises
+    `BadRequest` if it has no JSON form, or is nested too deeply.
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -56,11 +54,7 @@ def shown(value: Any) -> str:
 
 
 def checked(value: Any, kind: type[_T], where: str) -> _T:
-    """``value``, if it is a string, a list or an object as it should be.
-
-    Raises:
-        BadRequest: it is not; names the place.
-    """
+    """``value``, if it is a string, a list or an object as it should be; or raises `BadRequest`."""
     if not isinstance(value, kind):
         raise BadRequest(f"`{where}` must be {_NAMES[kind]}, got {shown(value)}")
     return value
@@ -92,11 +86,7 @@ def reasoning_texts(item: Mapping[str, Any]) -> list[str]:
 
 
 def chat_content(content: Any, where: str) -> Any:
-    """Content of a Responses message or output, as Chat Completions has it.
-
-    Raises:
-        BadRequest: it is neither a string nor a list of parts, or a part has no chat form.
-    """
+    """Content of a Responses message or output, as Chat Completions has it; or raises `BadRequest`."""
     if isinstance(content, list):
         return [_chat_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
     if isinstance(content, str):
@@ -107,10 +97,7 @@ def chat_content(content: Any, where: str) -> Any:
 def responses_content(content: Any, where: str) -> Any:
     """Content of a chat message as Responses input has it; null becomes an empty string.
 
-    Parts that are written as in Responses already stay as they are.
-
-    Raises:
-        BadRequest: as `chat_content`.
+    Parts that are written as in Responses already stay as they are. Raises `BadRequest`.
     """
     if isinstance(content, list):
         return [_responses_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
@@ -120,11 +107,7 @@ def responses_content(content: Any, where: str) -> Any:
 
 
 def with_chat_parts(content: list[Any], where: str) -> list[Any]:
-    """Content of a Responses message whose parts may be written as in chat; others stay as they are.
-
-    Raises:
-        BadRequest: a part of chat that is malformed.
-    """
+    """Content of a Responses message whose parts may be written as in chat; others stay as they are."""
     return [
         _responses_part(part, f"{where}[{i}]") if _kind(part) in _CHAT_KINDS else part
         for i, part in enumerate(content)
@@ -141,10 +124,8 @@ def _chat_part(part: Any, where: str) -> JSON:
             raise BadRequest(f"{where}: input_image needs image_url (a URL or a data: URL)")
         return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}}
     if kind == "input_audio":
-        return {
-            "type": "input_audio",
-            "input_audio": checked(part.get("input_audio"), dict, f"{where}.input_audio"),
-        }
+        audio = checked(part.get("input_audio"), dict, f"{where}.input_audio")
+        return {"type": "input_audio", "input_audio": audio}
     if kind == "input_video":
         url = _url(part.get("video_url") or part.get("video"))
         if not url:
@@ -169,10 +150,8 @@ def _responses_part(part: Any, where: str) -> JSON:
         detail = image.get("detail") if isinstance(image, dict) else None
         return {"type": "input_image", "image_url": _url(image), "detail": detail or "auto"}
     if kind == "input_audio":
-        return {
-            "type": "input_audio",
-            "input_audio": checked(part.get("input_audio"), dict, f"{where}.input_audio"),
-        }
+        audio = checked(part.get("input_audio"), dict, f"{where}.input_audio")
+        return {"type": "input_audio", "input_audio": audio}
     if kind == "video_url":
         return {"type": "input_video", "video_url": _url(part.get("video_url"))}
     if kind == "file":
@@ -206,11 +185,8 @@ _LONGEST = len("</thinking>") + 8
 def split_think(text: str, *, is_answer: bool = False) -> tuple[list[str], str]:
     """The reasoning blocks of ``text``, in order, and what is left of it without them.
 
-    Args:
-        text: of an assistant.
-        is_answer: whether it is as the model wrote it, so that a chat template may have opened the first
-            block, and the last may have no end. A text that was split before has such a tag only if it is
-            meant.
+    ``is_answer``: it is as the model wrote it, so that a chat template may have opened the first block, and
+    the last may have no end. A text that was split before has such a tag only if it is meant.
     """
     if is_answer:
         splitter = ThinkSplitter()
@@ -234,17 +210,8 @@ def wrap_think(blocks: Iterable[str]) -> str:
 
 
 class ThinkSplitter:
-    """`split_think` for an answer that comes in parts.
-
-    A text that may be a tag, or reasoning without its end yet, is kept back.
-
-    Args:
-        is_open: whether the text begins within reasoning, as behind a chat template that opens the tag. What
-            comes is kept back then until the tag is closed.
-
-    Attributes:
-        retracts: whether the last part had the end of a reasoning that nothing had opened: all that was told
-            as text since the last reasoning was reasoning, too.
+    """`split_think` for an answer that comes in parts. A text that may be a tag, or reasoning without its end
+    yet, is kept back; with ``is_open``, behind a chat template that opens the tag, until the tag is closed.
     """
 
     def __init__(self, *, is_open: bool = False) -> None:
@@ -252,6 +219,8 @@ class ThinkSplitter:
         self._opening: str | None = "" if is_open else None  # as the model wrote it, if it did
         self._seen = 0  # of what is kept: where the search for a tag goes on
         self._begins_line = True  # since the last tag
+        # Whether the last part ended a reasoning that nothing had opened: all that was told as text since the
+        # last reasoning was reasoning, too.
         self.retracts = False
 
     def add(self, part: str) -> list[tuple[bool, str]]:
@@ -304,15 +273,8 @@ class ThinkSplitter:
 
 
 def inline_audio(chat: Mapping[str, Any]) -> JSON:
-    """``chat`` with the ``data:`` URL of ``metadata.audio_data`` moved into the last user message.
-
-    It stands before the text there, as audio models expect. Without one, ``chat`` as it is.
-
-    Args:
-        chat: a body of ``POST /v1/chat/completions``.
-
-    Raises:
-        BadRequest: the audio is no URL, or the message has no form in which it can be added.
+    """``chat`` with the ``data:`` URL of ``metadata.audio_data``, if there is one, moved into the last user
+    message, before the text, as audio models expect. Raises `BadRequest`.
     """
     metadata = chat.get("metadata")
     url = metadata.get("audio_data") if isinstance(metadata, dict) else None

@@ -36,7 +36,6 @@ def new_id(prefix: str) -> str:
 
 
 def message_item(text: str, refusal: str = "") -> JSON:
-    """An assistant's output message."""
     content: list[JSON] = []
     if text or not refusal:
         content.append({"type": "output_text", "text": text, "annotations": []})
@@ -54,13 +53,8 @@ def message_item(text: str, refusal: str = "") -> JSON:
 def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JSON]:
     """The output items of one assistant message: reasoning, then text, then calls; at least one.
 
-    Args:
-        message: any shape of a model's message; what is missing is empty.
-        parse_think: take ``<think>`` tags in the text as reasoning. A reasoning field
-            (``reasoning_content``, ``reasoning``) always is.
-
-    Raises:
-        BadRequest: the arguments of a call are no text, and cannot be written as JSON either.
+    ``parse_think`` takes ``<think>`` tags in the text as reasoning. A reasoning field (``reasoning_content``,
+    ``reasoning``) always is. Raises `BadRequest` for arguments that cannot be written as JSON.
     """
     content = message.get("content")
     text, said = content_text(content), message.get("refusal")
@@ -83,10 +77,8 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
 
 
 def answer_items(output: list[Any]) -> list[Any]:
-    """What the model said last: the items after the last tool output.
-
-    An agent's Response holds a whole episode. A client may act on the end of it alone: the calls before
-    that were already run, and must not be run again.
+    """What the model said last: the items after the last tool output. (The calls before that were already
+    run, and must not be run again.)
     """
     start = len(output)
     while start > 0 and is_answer(output[start - 1]):
@@ -95,11 +87,7 @@ def answer_items(output: list[Any]) -> list[Any]:
 
 
 def final_answer(response: Mapping[str, Any]) -> list[Any]:
-    """The `answer_items` of a Response.
-
-    Raises:
-        Unavailable: the response is a failed one, or none at all.
-    """
+    """The `answer_items` of a Response. Raises `Unavailable` for a failed one."""
     output = response.get("output")
     if not isinstance(output, list) or response.get("error"):
         raise Unavailable(f"the response failed: {shown(response.get('error') or response)}")
@@ -115,12 +103,7 @@ def is_answer(item: Any) -> bool:
 def messages_to_items(messages: Sequence[Any], *, token_ids: bool = False) -> list[JSON]:
     """The Responses input of a chat conversation; ``<think>`` tags of the assistant are reasoning.
 
-    Args:
-        messages: of a body of ``POST /v1/chat/completions``.
-        token_ids: keep the token bundle of an assistant message, on its last item.
-
-    Raises:
-        BadRequest: a message or part that Responses has no form for.
+    ``token_ids`` keeps the token bundle of an assistant message, on its last item. Raises `BadRequest`.
     """
     items: list[JSON] = []
     for i, message in enumerate(messages):
@@ -145,14 +128,7 @@ def input_form(item: JSON, where: str) -> list[JSON]:
     """The items of a Responses input for one that may be a chat message; other items stay as they are.
 
     Rows that were made from chat data have such messages in their ``input``: an assistant's with
-    ``tool_calls`` or reasoning, a tool's answer, parts of a user's that are written as in chat.
-
-    Args:
-        item: of the ``input`` of a body of ``POST /v1/responses``.
-        where: its place there, for errors.
-
-    Raises:
-        BadRequest: a chat message that Responses has no form for.
+    ``tool_calls`` or reasoning, a tool's answer, parts of a user's. Raises `BadRequest`.
     """
     if (item.get("type") or "message") != "message":
         return [item]
@@ -210,11 +186,7 @@ _FUNCTION_KEYS = ("name", "description", "parameters")
 
 
 def chat_tools(tools: Any) -> list[JSON]:
-    """Function tools in chat form.
-
-    Raises:
-        BadRequest: a hosted tool (web_search, ...), which no chat backend runs; or no name.
-    """
+    """Function tools in chat form. Raises `BadRequest` for a hosted tool, or one without a name."""
     converted = []
     for i, tool in enumerate(checked(tools, list, "tools")):
         if not isinstance(tool, dict) or tool.get("type", "function") != "function":
@@ -228,11 +200,7 @@ def chat_tools(tools: Any) -> list[JSON]:
 
 
 def responses_tools(tools: Any) -> list[JSON]:
-    """Chat tools in Responses form.
-
-    Raises:
-        BadRequest: a tool that is no function.
-    """
+    """Chat tools in Responses form. Raises `BadRequest`: a tool that is no function."""
     converted = []
     for i, tool in enumerate(checked(tools or [], list, "tools")):
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -241,21 +209,15 @@ def responses_tools(tools: Any) -> list[JSON]:
 
 
 def chat_tool_choice(choice: Any) -> Any:
-    """``tool_choice`` in chat form.
-
-    Raises:
-        BadRequest: the choice of a hosted tool.
-    """
+    """``tool_choice`` in chat form. Raises `BadRequest`: the choice of a hosted tool."""
     if not isinstance(choice, dict) or "function" in choice:
         return choice
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools":
         tools = [chat_tool_choice(tool) for tool in checked(choice.get("tools"), list, "tool_choice.tools")]
-        return {
-            "type": "allowed_tools",
-            "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools},
-        }
+        allowed = {"mode": choice.get("mode", "auto"), "tools": tools}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     raise BadRequest(f"tool_choice: {shown(choice.get('type'))} has no chat form")
 
 
@@ -267,19 +229,14 @@ def responses_tool_choice(choice: Any) -> Any:
         return {"type": "function", "name": choice["function"].get("name")}
     if isinstance(choice.get("allowed_tools"), dict):
         allowed = choice["allowed_tools"]
-        tools = [
-            responses_tool_choice(tool) for tool in checked(allowed.get("tools"), list, "tool_choice.tools")
-        ]
+        listed = checked(allowed.get("tools"), list, "tool_choice.tools")
+        tools = [responses_tool_choice(tool) for tool in listed]
         return {"type": "allowed_tools", "mode": allowed.get("mode", "auto"), "tools": tools}
     return dict(choice)
 
 
 def chat_response_format(text: Any) -> JSON | None:
-    """``response_format`` for ``text.format``; None for plain text, chat's default.
-
-    Raises:
-        BadRequest: a format that chat cannot say.
-    """
+    """``response_format`` for ``text.format``; None for plain text, chat's default."""
     wanted = text.get("format") if isinstance(text, dict) else None
     if not isinstance(wanted, dict) or wanted.get("type") == "text":
         return None

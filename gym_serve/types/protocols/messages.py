@@ -2,9 +2,7 @@
 
 Thinking blocks become reasoning items, with their signature as ``encrypted_content``. A tool result that is
 an error becomes an output with status ``incomplete``. What Responses cannot express (documents, hosted
-tools) is an error that names its place. Streams keep Anthropic's order: message_start; start, deltas and
-stop of each block; message_delta with the reason and the usage; message_stop.
-
+tools) is an error that names its place. Streams keep Anthropic's order.
 (https://docs.anthropic.com/en/api/messages, https://docs.anthropic.com/en/docs/build-with-claude/streaming)
 """
 
@@ -28,9 +26,8 @@ from gym_serve.types.protocols.items import answer_items, final_answer, message_
 from gym_serve.types.protocols.response_stream import FINAL_EVENTS, event_object
 from gym_serve.types.requests import JSON
 
+# Key of a call's arguments that are no JSON object: Anthropic's documentation of fine-grained tool streaming.
 INVALID_JSON = "INVALID_JSON"
-"""Key under which the arguments of a call stand that are no JSON object, as a block must have one; it is the
-one in Anthropic's documentation of fine-grained tool streaming."""
 
 _STOPS = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
 _ERRORS = {
@@ -47,15 +44,7 @@ _ERRORS = {
 
 
 def response_to_message(response: Mapping[str, Any], body: Mapping[str, Any]) -> JSON:
-    """The Message for a Response.
-
-    Args:
-        response: OpenAI's Response.
-        body: the Messages body that it answers; names the model where the response does not.
-
-    Raises:
-        Unavailable: the response is a failed one, or none at all.
-    """
+    """The Message for a Response; ``body``, which it answers, names the model where the response does not."""
     content = [block for item in final_answer(response) for block in _content_blocks(item)]
     return {
         "id": new_id("msg"),
@@ -69,18 +58,12 @@ def response_to_message(response: Mapping[str, Any], body: Mapping[str, Any]) ->
 
 
 def error_message(status: int, error: Mapping[str, Any]) -> JSON:
-    """The body of a failure in Anthropic's form.
-
-    Args:
-        status: its HTTP status.
-        error: what is under ``error`` in `GymError.to_body`; it is kept, but for the ``type``.
-    """
+    """The body of a failure in Anthropic's form, of what is under ``error`` in `GymError.to_body`."""
     kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {**error, "type": kind}}
 
 
 def _content_blocks(item: Mapping[str, Any]) -> list[JSON]:
-    """The content blocks of an assistant's item."""
     kind = item.get("type", "message")
     if kind == "message":
         content = item.get("content")
@@ -89,14 +72,8 @@ def _content_blocks(item: Mapping[str, Any]) -> list[JSON]:
     if kind == "reasoning":
         return _thinking(item)
     call_id = str(item.get("call_id") or item.get("id") or new_id("toolu"))
-    return [
-        {
-            "type": "tool_use",
-            "id": call_id,
-            "name": str(item.get("name") or ""),
-            "input": tool_input(item.get("arguments")),
-        }
-    ]
+    name, arguments = str(item.get("name") or ""), tool_input(item.get("arguments"))
+    return [{"type": "tool_use", "id": call_id, "name": name, "input": arguments}]
 
 
 def _said(part: Any) -> str:
@@ -131,7 +108,7 @@ def _stop_of(response: Mapping[str, Any], content: list[JSON]) -> JSON:
     if reason is None:
         if any(block["type"] == "tool_use" for block in content):
             reason = "tool_use"
-        elif _refuses(response.get("output")):
+        elif any(content_refusal(item.get("content")) for item in _answer(response.get("output"))):
             reason = "refusal"
         elif isinstance(sequence := response.get("stop_sequence"), str):
             reason = "stop_sequence"
@@ -140,9 +117,8 @@ def _stop_of(response: Mapping[str, Any], content: list[JSON]) -> JSON:
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _refuses(output: Any) -> bool:
-    answer = answer_items(output) if isinstance(output, list) else []
-    return any(content_refusal(item.get("content")) for item in answer)
+def _answer(output: Any) -> list[Any]:
+    return answer_items(output) if isinstance(output, list) else []
 
 
 def _message_usage(usage: Any) -> JSON:
@@ -172,10 +148,7 @@ def message_to_params(body: Mapping[str, Any]) -> JSON:
     """The Responses body for a Messages body.
 
     ``stop_sequences``, ``top_k`` and sampling that Anthropic's API lacks and engines have (``seed``, ...)
-    travel in ``metadata.extra_body``, as a row writes them.
-
-    Raises:
-        BadRequest: something that Responses has no form for, with its place in the body.
+    travel in ``metadata.extra_body``, as a row writes them. Raises `BadRequest` with the place of a problem.
     """
     items: list[JSON] = []
     for i, message in enumerate(checked(body.get("messages"), list, "messages")):
@@ -249,15 +222,6 @@ def _format(body: Mapping[str, Any]) -> JSON | None:
 
 
 def _message_items(message: Any, where: str) -> list[JSON]:
-    """The items of a message.
-
-    Args:
-        message: of a body of ``POST /v1/messages``.
-        where: its place there, for errors.
-
-    Raises:
-        BadRequest: it is none, or has a block that Responses has no form for.
-    """
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise BadRequest(f"{where}: a message of role {shown(role)} has no Responses form")
@@ -355,7 +319,6 @@ def _image_url(source: Any, where: str) -> str:
 
 
 def _blocks_of(content: Any, where: str) -> list[JSON]:
-    """A list of blocks, which are objects."""
     blocks = checked(content, list, where)
     return [checked(block, dict, f"{where}[{i}]") for i, block in enumerate(blocks)]
 
@@ -379,11 +342,7 @@ _BLOCKS: dict[str, JSON] = {
 
 
 class MessageStream:
-    """One stream.
-
-    Args:
-        body: the Messages body that it answers.
-    """
+    """One stream."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._model = str(body.get("model") or "")
@@ -394,11 +353,7 @@ class MessageStream:
         self._content: list[JSON] = []
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The events that an event of a Responses stream leads to, in order.
-
-        Raises:
-            Unavailable: it is malformed (an API's own events come as they are).
-        """
+        """The events that an event of a Responses stream leads to, in order."""
         if not self._started:
             self._started = True
             yield self._start(event)
@@ -481,7 +436,6 @@ class MessageStream:
 
 
 def _eager_tools(tools: Any) -> frozenset[str]:
-    """Names of the tools whose input goes out as it comes."""
     listed = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     return frozenset(str(tool.get("name")) for tool in listed if tool.get("eager_input_streaming") is True)
 

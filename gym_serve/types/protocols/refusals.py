@@ -102,10 +102,7 @@ _OVERFLOW: tuple[tuple[str, str], ...] = (
     (r"input token count is \d+ but model only supports", "Vertex"),
     (r"trying to keep the first \d+ tokens when", "LM Studio"),
     (r"\b(prompt|input) is too long\b", "Anthropic, Fireworks, Bedrock"),
-    (
-        r"context[ _](length|window|size|limit)\b.{0,40}\b(exceeded|too small)\b",
-        "others",
-    ),
+    (r"context[ _](length|window|size|limit)\b.{0,40}\b(exceeded|too small)\b", "others"),
     (
         r"\b(prompt|input|conversation|messages|requested tokens)\b.{0,80}\bexceeds?\b.{0,60}"
         r"\b(context|max_model_len)\b",
@@ -122,10 +119,8 @@ _STATED = re.compile("|".join(f"(?:{words})" for words, _ in _OVERFLOW), re.DOTA
 
 class _Row(NamedTuple):
     meaning: Meaning
-    codes: str
-    """Of the error's ``code``, ``type``, ``status`` or ``reason``; a pattern of the whole."""
-    words: str
-    """With which its message begins; a pattern."""
+    codes: str  # of the error's ``code``, ``type``, ``status`` or ``reason``; a pattern of the whole
+    words: str  # with which its message begins; a pattern
     source: str
 
 
@@ -212,7 +207,6 @@ def meaning_of(status: int, body: Any, *, answered: bool = False) -> Meaning:
 
     Args:
         status: HTTP status; 200 for an error inside an answer or a stream.
-        body: decoded JSON, or the text where it is none.
         answered: whether the endpoint has answered before, so that a 403 is not about the key.
     """
     told = _status_in(body) if status < 300 else status
@@ -249,16 +243,7 @@ def refusal(
     *,
     answered: bool = False,
 ) -> GymError | None:
-    """The error for an HTTP status of 400 or more; None where the prompt does not fit.
-
-    Args:
-        who: answered: a URL.
-        status: the status.
-        headers: of the answer.
-        text: its body.
-        secrets: taken out of the message, should the backend repeat them.
-        answered: as in `meaning_of`.
-    """
+    """The error for an HTTP status of 400 or more; None where the prompt does not fit."""
     meaning = meaning_of(status, _read(text), answered=answered)
     if meaning is Meaning.OVERFLOW:
         return None
@@ -274,15 +259,8 @@ def refusal(
 
 
 def says_full(who: str, said: Any, secrets: Iterable[str] = ()) -> bool:
-    """Whether an answer with status 200, or an event of a stream, says that the prompt does not fit.
-
-    Args:
-        who: answered: a URL.
-        said: the decoded answer or event.
-        secrets: as in `refusal`.
-
-    Raises:
-        GymError: what else it says went wrong.
+    """Whether an answer with status 200, or an event of a stream, says that the prompt does not fit. Raises
+    `GymError`: what else it says went wrong.
     """
     if not isinstance(said, dict) or (error := _error_in(said)) is None:
         return False
@@ -412,11 +390,7 @@ _DEEPER = ("raw", "body", "retryDelay")
 
 
 def _said(body: Any, deep: int, *, own: bool = False) -> Iterator[str]:
-    """The codes and messages of an error body: an object, a list (Gemini's), a text, or one in another.
-
-    Args:
-        own: of what stands in a text, only that which a proxy put there.
-    """
+    """The codes and messages of an error body: an object, a list (Gemini's), a text, or one in another."""
     if isinstance(body, str):
         yield body
         start = body.find("{")

@@ -1,17 +1,14 @@
 """Requests: a Responses body as a Chat Completions body, the reverse, and the sampling parameters of both.
 
 **Responses -> chat.** Consecutive reasoning, message and function_call items are one turn of the model and
-become one assistant message; an output or another role ends the turn. Nothing that the model should see is
-lost: every reasoning block, text, refusal and call arrives. What chat cannot express is an error.
+become one assistant message; an output or another role ends the turn. Every reasoning block, text, refusal
+and call arrives; what chat cannot express is an error. An assistant message shows its reasoning before its
+calls, so reasoning that follows an answered call starts another message, after the output of that call. A
+turn with token ids stays one message, because the tokens keep the order.
 
-An assistant message shows its reasoning before its calls. So reasoning that follows an answered call starts
-another message, after the output of that call: no thought appears before a call that preceded it. A turn
-with token ids stays one message, because the tokens keep the order.
-
-**Sampling parameters** are merged in one place. Lowest precedence first: the deployment's ``extra_body``,
-the row's ``metadata.extra_body``, explicit fields of the request, the deployment's overrides. The overrides
-keep training on-policy whatever a caller sends. Chat-template arguments follow the same order, merged key
-by key.
+**Sampling parameters**, lowest precedence first: the deployment's ``extra_body``, the row's
+``metadata.extra_body``, explicit fields of the request, the deployment's overrides, which keep training
+on-policy whatever a caller sends. Chat-template arguments follow the same order, merged key by key.
 """
 
 from __future__ import annotations
@@ -77,12 +74,11 @@ def responses_to_chat(
     """The body of ``POST /v1/chat/completions`` for a body of ``POST /v1/responses``.
 
     Args:
-        params: the Responses body; it is not changed.
         reasoning: how the model's earlier reasoning is shown to it: as ``reasoning_content`` and
-            ``reasoning`` (two spellings of one field) beside the content, as ``<think>`` tags in
-            the content, or not at all.
-        token_ids: put the last token bundle of each turn on its assistant message, for an engine
-            that continues from tokens instead of text.
+        ``reasoning``
+            (two spellings of one field), as ``<think>`` tags in the content, or not at all.
+        token_ids: put the last token bundle of each turn on its assistant message, for an engine that
+            continues from tokens instead of text.
 
     Raises:
         BadRequest: something that chat has no form for, with its place in the body.
@@ -128,10 +124,7 @@ def _set_tools(chat: JSON, params: Mapping[str, Any]) -> None:
 
 
 def _with_instructions(instructions: str, messages: list[JSON]) -> list[JSON]:
-    """One system message of the instructions and the leading system and developer messages.
-
-    Many chat templates accept a single system message, at the start.
-    """
+    """One system message of the instructions and the leading system and developer messages."""
     leading = [instructions]
     rest = list(messages)
     while rest and rest[0]["role"] in ("system", "developer"):
@@ -185,11 +178,7 @@ class _Message:
 
 
 class _Turn:
-    """A turn of the model and the outputs of its calls, on their way to `messages`.
-
-    Attributes:
-        messages: what is finished, of all turns.
-    """
+    """A turn of the model and the outputs of its calls, on their way to `messages`."""
 
     def __init__(self, form: ReasoningForm, token_ids: bool) -> None:
         self.messages: list[JSON] = []
@@ -200,11 +189,6 @@ class _Turn:
         self._outputs: list[JSON] = []
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
-        """Take the next item of the input.
-
-        Raises:
-            BadRequest: chat has no form for it.
-        """
         kind = item.get("type") or ("message" if item.get("role") else None)
         if kind == "function_call_output":
             content = chat_content(item.get("output"), f"{where}.output")
@@ -329,14 +313,8 @@ def chat_to_params(chat: Mapping[str, Any], *, token_ids: bool = False) -> JSON:
     """The body of ``POST /v1/responses`` for a body of ``POST /v1/chat/completions``.
 
     ``<think>`` tags in the assistant's texts become reasoning. Sampling that Responses lacks (seed, stop,
-    penalties, top_k, ...) travels in ``metadata.extra_body``, as a row writes it.
-
-    Args:
-        chat: the chat body; it is not changed.
-        token_ids: keep the token bundles of assistant messages.
-
-    Raises:
-        BadRequest: something that Responses has no form for, or ``n`` over 1.
+    penalties, top_k, ...) travels in ``metadata.extra_body``, as a row writes it. ``token_ids`` keeps the
+    token bundles of assistant messages. Raises `BadRequest` for what Responses has no form for.
     """
     if chat.get("n") not in (None, 1):
         raise BadRequest("n: this server gives one choice for a call")
@@ -389,7 +367,6 @@ def apply_sampling(
     Args:
         chat: body of ``POST /v1/chat/completions``.
         extra_body: the deployment's defaults.
-        chat_template_kwargs: the deployment's chat-template arguments.
         overrides: values that always hold, whoever asked for something else; null leaves a key out.
 
     Raises:
@@ -411,10 +388,8 @@ def apply_sampling(
 
 
 def metadata_object(metadata: Any, key: str) -> JSON:
-    """The object under ``metadata[key]``: a JSON string (as OpenAI's metadata wants it) or an object.
-
-    Raises:
-        BadRequest: it is neither.
+    """The object under ``metadata[key]``: a JSON string (as OpenAI's metadata wants it) or an object. Raises
+    `BadRequest` if it is neither.
     """
     value = metadata.get(key) if isinstance(metadata, dict) else None
     if isinstance(value, str) and value:

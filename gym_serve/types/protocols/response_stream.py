@@ -75,7 +75,6 @@ def event_object(event: Mapping[str, Any], key: str) -> JSON:
 
 
 def final_event(response: Mapping[str, Any]) -> JSON:
-    """The event that ends the stream of a response."""
     return {"type": _FINAL.get(str(response.get("status")), "response.completed"), "response": response}
 
 
@@ -155,13 +154,7 @@ _KNOWN_AT_END = (*TOKEN_KEYS, "routed_experts", "weight_version", VERSIONS_KEY)
 
 
 class ResponseStream:
-    """One stream; its events are numbered from 0.
-
-    Args:
-        params: the Responses body that it answers.
-        parse_think: take ``<think>`` tags in the text as reasoning.
-        think_is_open: whether the text begins within reasoning; see `ThinkSplitter`.
-    """
+    """One stream; its events are numbered from 0."""
 
     def __init__(self, params: Mapping[str, Any], *, parse_think: bool, think_is_open: bool = False) -> None:
         self._begun = {
@@ -191,11 +184,7 @@ class ResponseStream:
         return self._numbered(self._chunk(chunk))
 
     def finish(self, response: Mapping[str, Any]) -> tuple[list[JSON], JSON]:
-        """The last events, and the response as it was streamed.
-
-        Args:
-            response: the finished one, for all but its output.
-        """
+        """The last events, and the response as it was streamed."""
         if not self._started:  # the backend did not stream after all
             return list(response_events(response)), dict(response)
         events = self._numbered(self._finish())

@@ -35,7 +35,9 @@ def _any(*schemas: JSON) -> JSON:
 
 _TEXT: JSON = {"type": "string"}
 _BOOLEAN: JSON = {"type": "boolean"}
+_INTEGER: JSON = {"type": "integer"}
 _COUNT: JSON = {"type": "integer", "minimum": 1}
+_TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 _SAMPLING = {
     "model": _maybe(_TEXT),
     "temperature": _maybe({"type": "number", "minimum": 0, "maximum": 2}),
@@ -44,29 +46,23 @@ _SAMPLING = {
 }
 _FUNCTION = {"name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, "description": _maybe(_TEXT)}
 _PARAMETERS: JSON = {"type": "object", "additionalProperties": False, "properties": {"type": _of("object")}}
+_CALLED = {"name": _FUNCTION["name"], "arguments": _TEXT}
+_TOOL = {**_FUNCTION, "parameters": _maybe(_PARAMETERS)}
 _NOT_THE_MODEL: JSON = {"enum": ["user", "system", "developer"]}
 
 
 def _part(kind: str) -> JSON:
-    """A part of a content, which is a text."""
     return _object("type text", type=_of(kind), text=_TEXT)
 
 
 def _message(role: JSON, *parts: JSON, **properties: JSON) -> JSON:
-    """A message whose content is a text, or a list of parts."""
     return _object("role content", **properties, role=role, content=_any(_TEXT, _list(_any(*parts))))
 
 
 _ITEM = _any(
     _message(_NOT_THE_MODEL, _part("input_text"), type=_of("message")),
     _message(_of("assistant"), _part("output_text"), type=_of("message")),
-    _object(
-        "type call_id name arguments",
-        type=_of("function_call"),
-        call_id=_TEXT,
-        name=_FUNCTION["name"],
-        arguments=_TEXT,
-    ),
+    _object("type call_id name arguments", type=_of("function_call"), call_id=_TEXT, **_CALLED),
     _object("type call_id output", type=_of("function_call_output"), call_id=_TEXT, output=_TEXT),
     _object("type summary", type=_of("reasoning"), summary=_list(_part("summary_text"))),
 )
@@ -75,37 +71,23 @@ PARAMS: JSON = _object(
     "input",
     input=_any(_TEXT, _list(_ITEM)),
     instructions=_maybe(_TEXT),
-    tools=_maybe(
-        _list(_object("type name", type=_of("function"), parameters=_maybe(_PARAMETERS), **_FUNCTION))
-    ),
+    tools=_maybe(_list(_object("type name", type=_of("function"), **_TOOL))),
     max_output_tokens=_maybe(_COUNT),
     metadata=_maybe({"type": "object", "additionalProperties": _TEXT}),
     **_SAMPLING,
 )
 """The body of OpenAI's ``POST /v1/responses``."""
 
-_CHAT_CALL = _object(
-    "id type function",
-    id=_TEXT,
-    type=_of("function"),
-    function=_object("name arguments", name=_FUNCTION["name"], arguments=_TEXT),
-)
-_CHAT_TOOL = _object(
-    "type function",
-    type=_of("function"),
-    function=_object("name", parameters=_maybe(_PARAMETERS), **_FUNCTION),
-)
+_CHAT_FUNCTION = _object("name arguments", **_CALLED)
+_CHAT_CALL = _object("id type function", id=_TEXT, type=_of("function"), function=_CHAT_FUNCTION)
+_CHAT_TOOL = _object("type function", type=_of("function"), function=_object("name", **_TOOL))
+_ASSISTANT = {"role": _of("assistant"), "content": _maybe(_TEXT)}
 CHAT: JSON = _object(
     "messages",
     messages=_list(
         _any(
             _message(_NOT_THE_MODEL, _part("text")),
-            _object(
-                "role content",
-                role=_of("assistant"),
-                content=_maybe(_TEXT),
-                tool_calls=_list(_CHAT_CALL),
-            ),
+            _object("role content", tool_calls=_list(_CHAT_CALL), **_ASSISTANT),
             _object("role tool_call_id content", role=_of("tool"), tool_call_id=_TEXT, content=_TEXT),
         ),
         least=1,
@@ -118,18 +100,10 @@ CHAT: JSON = _object(
 
 _BLOCKS = _any(_TEXT, _list(_any(_part("text"))))
 _TOOL_RESULT = _object(
-    "type tool_use_id",
-    type=_of("tool_result"),
-    tool_use_id=_TEXT,
-    content=_BLOCKS,
-    is_error=_BOOLEAN,
+    "type tool_use_id", type=_of("tool_result"), tool_use_id=_TEXT, content=_BLOCKS, is_error=_BOOLEAN
 )
 _TOOL_USE = _object(
-    "type id name input",
-    type=_of("tool_use"),
-    id=_TEXT,
-    name=_FUNCTION["name"],
-    input={"type": "object"},
+    "type id name input", type=_of("tool_use"), id=_TEXT, name=_FUNCTION["name"], input={"type": "object"}
 )
 _THINKING = _object("type thinking", type=_of("thinking"), thinking=_TEXT, signature=_TEXT)
 
@@ -156,14 +130,7 @@ RESPONSE: JSON = _object(
     object=_of("response"),
     status={"enum": ["completed", "incomplete", "failed", "in_progress", "queued", "cancelled"]},
     output=_list(_object("type", type=_TEXT)),
-    usage=_maybe(
-        _object(
-            "input_tokens output_tokens total_tokens",
-            input_tokens={"type": "integer"},
-            output_tokens={"type": "integer"},
-            total_tokens={"type": "integer"},
-        )
-    ),
+    usage=_maybe(_object(" ".join(_TOKENS), **dict.fromkeys(_TOKENS, _INTEGER))),
 )
 """OpenAI's Response."""
 
@@ -174,8 +141,8 @@ COMPLETION: JSON = _object(
     choices=_list(
         _object(
             "index message finish_reason",
-            index={"type": "integer"},
-            message=_object("role content", role=_of("assistant"), content=_maybe(_TEXT)),
+            index=_INTEGER,
+            message=_object("role content", **_ASSISTANT),
             finish_reason=_maybe(_TEXT),
         )
     ),
@@ -192,19 +159,10 @@ MESSAGE: JSON = _object(
 )
 """Anthropic's Message."""
 
-MODELS: JSON = _object(
-    "object data",
-    object=_of("list"),
-    data=_list(
-        _object(
-            "id object created owned_by",
-            id=_TEXT,
-            object=_of("model"),
-            created={"type": "integer"},
-            owned_by=_TEXT,
-        )
-    ),
+_MODEL = _object(
+    "id object created owned_by", id=_TEXT, object=_of("model"), created=_INTEGER, owned_by=_TEXT
 )
+MODELS: JSON = _object("object data", object=_of("list"), data=_list(_MODEL))
 """The answer of OpenAI's ``GET /v1/models``."""
 
 TOKEN_COUNT: JSON = _object("input_tokens", input_tokens={"type": "integer", "minimum": 0})

@@ -7,9 +7,8 @@ generated token. A bundle that breaks this would be trained on without anybody n
 kept where a backend sends it.
 
 **Log probabilities** are one list per choice in chat. In Responses they belong to the text. Some backends'
-lists also cover reasoning and tool calls; the whole list is put on the first text.
-
-**Counts** that a backend did not report are null, never zero: zero is a measurement.
+lists also cover reasoning and tool calls; the whole list is put on the first text. **Counts** that a backend
+did not report are null, never zero: zero is a measurement.
 """
 
 from __future__ import annotations
@@ -27,29 +26,18 @@ from gym_serve.types.requests import JSON
 
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _OPTIONAL_KEY = "routed_experts"
-VERSIONS_KEY = "weight_versions"
-"""Versions of the weights that produced the tokens of a call, as in vLLM: ``[{version, start, end}]``."""
+VERSIONS_KEY = "weight_versions"  # of the weights that produced a call's tokens, as in vLLM
 _TOKEN_PREFIX = "token_id:"
 
 
 def item_tokens(item: Mapping[str, Any], where: str) -> JSON | None:
-    """The bundle that a request's item or message carries, None without one.
-
-    Args:
-        item: an item of a Responses input, or a chat message.
-        where: its place in the request, for the error.
-
-    Raises:
-        BadRequest: some of the three keys are missing, or the lengths differ.
-    """
+    """The bundle that a request's item or message carries, None without one; `BadRequest` if it is broken."""
     present = [key for key in TOKEN_KEYS if item.get(key) is not None]
     if not present:
         return None
-    missing = [key for key in TOKEN_KEYS if key not in present]
-    if missing:
+    if missing := [key for key in TOKEN_KEYS if key not in present]:
         raise BadRequest(f"{where}: {', '.join(present)} without {', '.join(missing)} (all three or none)")
-    problem = tokens_problem(item)
-    if problem:
+    if problem := tokens_problem(item):
         raise BadRequest(f"{where}: {problem}")
     return _bundle(item)
 
@@ -57,15 +45,9 @@ def item_tokens(item: Mapping[str, Any], where: str) -> JSON | None:
 def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
     """The bundle of a chat completion, None unless the backend sent all of it.
 
-    It is read from the message itself, or from vLLM's fields (``return_token_ids`` and
-    ``logprobs``; SGLang has the prompt's ids at the choice), where produced ids may also be written as
-    logprob tokens ``"token_id:7"`` (``return_tokens_as_token_ids``).
-
-    Args:
-        completion: the completion, after `check_completion`.
-
-    Raises:
-        Unavailable: ids and log probabilities do not match, or name different tokens.
+    It is read from the message itself, or from vLLM's fields (``return_token_ids`` and ``logprobs``; SGLang
+    has the prompt's ids at the choice), where produced ids may also be written as logprob tokens
+    ``"token_id:7"`` (``return_tokens_as_token_ids``). Raises `Unavailable` if they do not match.
     """
     choice = completion["choices"][0]
     message = choice["message"]
@@ -107,10 +89,7 @@ def _ids_of_logprobs(entries: list[JSON]) -> list[int] | None:
 
 
 def tokens_problem(found: Mapping[str, Any]) -> str | None:
-    """What is wrong with a bundle; None for a sound one.
-
-    It costs a few nanoseconds a token: there are tens of thousands of them in an answer.
-    """
+    """What is wrong with a bundle; None for a sound one. It costs a few nanoseconds a token."""
     for key in TOKEN_KEYS:
         if not isinstance(found.get(key), list):
             return f"{key} is not a list"
@@ -164,12 +143,10 @@ def token_versions(found: Mapping[str, Any]) -> list[str] | None:
 
 _NUMBERS = {float, int, type(None)}
 
-LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` of a Responses body has to hold."""
+LOGPROBS = "message.output_text.logprobs"  # what ``include`` of a Responses body has to hold
 
 
 def asks_for_logprobs(params: Mapping[str, Any]) -> bool:
-    """Whether a Responses body asks for log probabilities."""
     return bool(params.get("top_logprobs")) or includes_logprobs(params)
 
 
@@ -180,11 +157,7 @@ def includes_logprobs(params: Mapping[str, Any]) -> bool:
 
 
 def choice_logprobs(logprobs: Any) -> list[JSON]:
-    """The entries of a chat choice's ``logprobs``; empty without any.
-
-    Raises:
-        Unavailable: one has a log probability that is no number.
-    """
+    """The entries of a chat choice's ``logprobs``; empty without any. Raises `Unavailable` for no numbers."""
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     if not {type(entry.get("logprob")) for entry in found} <= _NUMBERS:
@@ -212,6 +185,8 @@ def answer_logprobs(answer: list[Any]) -> JSON | None:
     return {"content": found, "refusal": None} if found else None
 
 
+# The details of a Response's usage: their name in chat form, and the counts in them, each with the names
+# under which backends send it at the top.
 _DETAILS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "input_tokens_details": (
         "prompt_tokens_details",
@@ -225,21 +200,13 @@ _DETAILS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
         {"reasoning_tokens": ("reasoning_output_tokens",)},
     ),
 }
-"""The details of a Response's usage: their name in chat form, and the counts in them, each with the names
-under which backends send it at the top."""
 
 
 def responses_usage(usage: Any) -> JSON | None:
-    """Usage of a model call in Responses form, with every count that OpenAI's type of it requires.
+    """Usage of a model call in Responses form, with every count that OpenAI's type of it requires, if any.
 
     Details that nobody told (vLLM tells none by default) are 0: clients with OpenAI's types, as NeMo Gym's
     servers are, refuse an answer with null in their place.
-
-    Args:
-        usage: in the form of Responses or Chat Completions.
-
-    Returns:
-        None without a usage.
     """
     if not isinstance(usage, dict) or not usage:
         return None
@@ -276,23 +243,16 @@ def chat_usage(usage: Any) -> JSON | None:
     }
 
 
-Tokens = tuple[int, int, int]
-"""Those of the prompt, those of them that a cache answered, and those generated."""
+Tokens = tuple[int, int, int]  # those of the prompt, those of them that a cache answered, and those generated
 
 _OF_RESPONSES = itemgetter("input_tokens", "output_tokens", "input_tokens_details")
 
 
 def tokens_of(usage: Any) -> Tokens | None:
-    """The tokens of a model call; None if its usage does not tell.
-
-    Args:
-        usage: in the form of Responses or Chat Completions.
-    """
+    """The tokens of a model call; None if its usage does not tell."""
     try:  # nearly all usages have this form
         given, made, details = _OF_RESPONSES(usage)
-        cached = details["cached_tokens"]
-        if cached is None:  # not told
-            cached = 0
+        cached = details["cached_tokens"] or 0  # None: not told
         if type(given) is type(cached) is type(made) is int and given | cached | made >= 0:
             return given, cached, made
     except (KeyError, TypeError):

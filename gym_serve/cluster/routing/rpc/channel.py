@@ -90,10 +90,6 @@ class Channel:
     async def open(cls, address: Address, caller: str = "") -> Channel:
         """Connect.
 
-        Args:
-            address: of the replica.
-            caller: names this process, for what the replica does once it is gone.
-
         Raises:
             ConnectError: the replica is gone, or leaving.
             ConnectTimeoutError: it may be gone.
@@ -126,10 +122,8 @@ class Channel:
     @classmethod
     @asynccontextmanager
     async def opened(cls, address: Address) -> AsyncIterator[Channel]:
-        """A connection for as long as the block lasts.
-
-        Raises:
-            ConnectError, ConnectTimeoutError: see `open`.
+        """A connection for as long as the block lasts. Raises `ConnectError` or `ConnectTimeoutError`: see
+        `open`.
         """
         channel = await cls.open(address)
         try:
@@ -139,19 +133,15 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be sent."""
         return self._open
 
     @property
     def calls(self) -> int:
-        """Calls that wait for their replies."""
         return len(self._waiting)
 
     async def call(self, call: Call) -> Reply:
-        """Send a call and wait for its reply; cancelling the wait cancels the call at the replica.
-
-        Raises:
-            NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
+        """Send a call and wait for its reply; cancelling the wait cancels the call at the replica. Raises
+        `NotDeliveredError` or `QueueFullError` or `ConnectionLostError` if there is no reply.
         """
         number, reply = self._begin()
         self._outbox.put(Request.of(number, call))

@@ -60,7 +60,6 @@ class _Connection:
         self.load = 0
 
     def cancel(self, id: int) -> None:
-        """Cancel a call, if it has not ended."""
         call = self.calls.get(id)
         if call is not None:
             call.cancel()
@@ -68,13 +67,11 @@ class _Connection:
                 self.ended(id)  # it came together with its cancellation, and will never run
 
     def taken(self, id: int, count: int) -> None:
-        """The reader of a stream has taken so many parts."""
         if (room := self.streams.get(id)) is not None:
             for _ in range(count):
                 room.release()
 
     def ended(self, id: int) -> None:
-        """A call has ended."""
         del self.calls[id]
         self.streams.pop(id, None)
 
@@ -83,9 +80,6 @@ class Listener:
     """Answers the calls of other processes.
 
     Args:
-        dispatch: runs a call. A failure is a reply.
-        stream: runs a call whose answer comes in parts. A failure is a `GymError`.
-        load: how busy the replica is: its live sessions and calls in progress.
         lost: is told the name of a caller whose last connection has ended.
 
     Both raise `QueueFullError` for a call that they did not begin.
@@ -112,11 +106,9 @@ class Listener:
 
     @property
     def calls(self) -> int:
-        """Calls in progress."""
         return sum(len(connection.calls) for connection in self._connections)
 
     def is_connected(self, caller: str) -> bool:
-        """Whether a caller has a connection."""
         return any(connection.caller == caller for connection in self._connections)
 
     async def start(self, host: str) -> Address:
@@ -172,7 +164,6 @@ class Listener:
         return handler
 
     def _give_up(self, handler: web.RequestHandler) -> None:
-        """Close a connection, unless it has shown the token."""
         if handler in self._opening:
             del self._opening[handler]
             if handler.transport is not None:

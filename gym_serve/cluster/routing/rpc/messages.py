@@ -17,14 +17,11 @@ import msgspec
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.model_endpoint import ModelEndpoint
 
-FULL = 64
-"""Messages of a frame at most."""
+FULL = 64  # messages of a frame at most
 
-CANCEL = "cancel"
-"""Sent by the caller: it no longer waits for the call ``params[0]``."""
+CANCEL = "cancel"  # sent by the caller: it no longer waits for the call ``params[0]``
 
-LOAD = "load"
-"""Sent by the replica: it has ``params[0]`` live sessions and calls in progress."""
+LOAD = "load"  # sent by the replica: it has ``params[0]`` live sessions and calls in progress
 
 WINDOW = 64
 """Parts of an answer that the replica sends ahead of the caller's reader. All calls of two processes share a
@@ -54,12 +51,10 @@ class Request(msgspec.Struct, array_like=True, tag=0, gc=False):
 
     @classmethod
     def of(cls, id: int, call: Call) -> Request:
-        """The message of a call."""
         return cls(id, call[0], call[1:-1])
 
     @property
     def call(self) -> Call:
-        """The call."""
         return Call(self.method, *self.params)
 
 
@@ -96,16 +91,11 @@ _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[
 
 
 def encode(messages: list[Message]) -> bytes:
-    """One frame."""
     return _encoder.encode(messages)
 
 
 def decode(frame: bytes) -> list[Message]:
-    """The messages of a frame.
-
-    Raises:
-        msgspec.DecodeError: it is none.
-    """
+    """The messages of a frame. Raises `msgspec.DecodeError` if it is none."""
     return _decoder.decode(frame)
 
 
@@ -114,9 +104,6 @@ class Outbox:
 
     On an idle connection a message leaves in the next turn of the event loop. Under load, or while the peer
     reads slowly, the messages of many calls share a frame; of thousands, the first leave before the last.
-
-    Args:
-        send: writes one frame; waits while the peer does not read.
     """
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
@@ -128,18 +115,13 @@ class Outbox:
         self._ended = False
 
     def put(self, message: Message) -> None:
-        """Write ``message`` soon."""
         self._waiting.append(message)
         self._filled.set()
         if not self._ended:
             self._emptied.clear()
 
     async def run(self) -> None:
-        """Write what comes, until cancelled or the connection breaks.
-
-        Raises:
-            OSError: it broke.
-        """
+        """Write what comes, until cancelled or the connection breaks. Raises `OSError` if it broke."""
         try:
             while True:
                 await self._filled.wait()

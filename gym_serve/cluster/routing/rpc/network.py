@@ -30,30 +30,20 @@ CALLER_HEADER = "x-gym-serve-caller"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a replica listens.
-
-    Attributes:
-        host, port: of its socket.
-        token: what a caller has to send; random per replica.
-    """
+    """Where a replica listens."""
 
     host: str
     port: int
-    token: str
+    token: str  # what a caller has to send; random per replica
 
 
 class Directory:
-    """Addresses of the replicas of one deployment.
-
-    Args:
-        application, deployment: its names.
-    """
+    """Addresses of the replicas of one deployment."""
 
     def __init__(self, application: str, deployment: str) -> None:
         self._prefix = f"{application}/{deployment}/"
 
     async def put(self, replica: str, address: Address) -> None:
-        """Publish where ``replica`` listens."""
         await asyncio.to_thread(kv_put, self._key(replica), msgspec.msgpack.encode(address))
 
     async def get(self, replica: str) -> Address | None:
@@ -70,7 +60,6 @@ class Directory:
         return {replica: address for replica, address in found if address is not None}
 
     async def remove(self, replica: str) -> None:
-        """Forget ``replica``."""
         await asyncio.to_thread(kv_delete, self._key(replica))
 
     def _key(self, replica: str) -> bytes:
@@ -107,10 +96,8 @@ def listener_context() -> ssl.SSLContext | None:
 
 
 async def check_certificate(host: str, port: int) -> None:
-    """Connect to this process's own listener as callers do, to report a refused certificate at once.
-
-    Raises:
-        ConnectionError: callers would refuse the certificate; has the reason.
+    """Connect to this process's own listener as callers do, to report a refused certificate at once. Raises
+    `ConnectionError`: callers would refuse the certificate; has the reason.
     """
     context = caller_context()
     if context is None:
