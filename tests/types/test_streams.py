@@ -4,7 +4,8 @@ import json
 from typing import get_args
 
 import pytest
-from openai.types.responses import ResponseOutputItem
+from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from gym_serve.types.protocols import chat_sse, message_item, response_events, responses_sse
 
@@ -103,6 +104,13 @@ def test_the_order_of_events():
     ]
     assert events[0]["response"]["status"] == "in_progress"
     assert events[0]["response"]["output"] == []
+
+
+def test_every_event_fits_the_client_types():
+    schema = TypeAdapter(ResponseStreamEvent)
+    refusal = {**MESSAGE, "id": "msg_2", "content": [{"type": "refusal", "refusal": "No."}]}
+    for event in response_events(response(REASONING, DEEP, MESSAGE, CALL, *TOOL_OUTPUTS, refusal)):
+        assert schema.validate_python(event).type == event["type"]
 
 
 @pytest.mark.parametrize(
