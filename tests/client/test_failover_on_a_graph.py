@@ -21,7 +21,7 @@ ROWS = [{"responses_create_params": {"input": "go", "user": f"u{n}"}, "number": 
 def gym(deploy: Any) -> Gym:
     graph = {
         "models": {"model": {"type": ChainModel}},
-        "resources": {"env": {"type": KilledChain, "num_replicas": 2}},
+        "resources": {"env": {"type": KilledChain, "num_replicas": 2, "health_check_period_s": 1}},
         "agents": {"agent": {"type": "simple_agent", "model": "model", "resources": "env", "max_steps": 20}},
     }
     return deploy(graph, name="failover")

@@ -17,7 +17,7 @@ from gym_serve import Gym
 from gym_serve.client import loop
 from gym_serve.servers.clients import EnvironmentClient
 
-SESSIONS, CALLS = 200, 5
+SESSIONS, CALLS = 100, 5
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ def test_by_handle(gym: Gym) -> None:
     assert len(replicas) > 1, "all sessions lived on one replica"
 
 
-@pytest.mark.parametrize("by", ["header", "cookie"])
-async def test_by_http(gym: Gym, by: str) -> None:
+async def test_by_http(gym: Gym) -> None:
+    """Half of the clients go by the header, the others by the cookie."""
     async with httpx.AsyncClient(base_url=gym.url, timeout=60) as client:
 
         async def open_one(key: str) -> tuple[str, dict[str, str], int]:
             answer = await client.post("/env/seed_session", json={"key": key})
             client.cookies.clear()
-            if by == "header":
+            if int(key[1:]) % 2:
                 headers = {"x-session-id": answer.headers["x-session-id"]}
             else:
                 headers = {"cookie": f"gym_session={answer.cookies['gym_session']}"}
@@ -103,14 +103,6 @@ def test_a_cookie_client_needs_to_do_nothing(gym: Gym) -> None:
         assert client.post("/env/close_session").json() == {}
         late = client.post("/env/touch", json={"key": "a"}, headers={"x-session-id": closed})
         assert late.json()["error"]["code"] == "session_not_found"
-
-
-def test_a_session_of_no_replica_is_lost(gym: Gym) -> None:
-    answer = httpx.post(
-        f"{gym.url}/env/touch", json={"key": "a"}, headers={"x-session-id": "nowhere.abc"}, timeout=60
-    )
-    assert answer.status_code == 409
-    assert answer.json()["error"]["code"] == "session_lost"
 
 
 async def test_kill_9_of_a_replica_ends_no_run(gym: Gym) -> None:

@@ -38,197 +38,115 @@ BUNDLE = {"prompt_token_ids": [1], "generation_token_ids": [3], "generation_log_
 
 # Of a chat completion: sick messages, choices and whole answers.
 MESSAGES: list[Any] = [
-    None,
-    [],
-    "Hello",
-    {},
-    {"answer": "Hello"},
-    {"content": 5},
-    {"content": True},
-    {"content": {"text": "Hello"}},
-    {"content": ["Hello"]},
-    {"content": [None]},
-    {"content": [{"text": "Hello"}]},
+    *(None, [], "Hello", {}, {"answer": "Hello"}),
+    *(
+        {"content": content}
+        for content in (5, True, {"text": "Hello"}, ["Hello"], [None], [{"text": "Hello"}])
+    ),
     {"content": [{"type": "text", "text": 5}]},
-    {"content": "Hello", "refusal": 5},
-    {"content": "Hello", "reasoning_content": {}},
-    {"content": "Hello", "reasoning": ["Hm"]},
-    {"content": None, "tool_calls": "x"},
-    {"content": None, "tool_calls": {}},
-    {"content": None, "tool_calls": [None]},
-    {"content": None, "tool_calls": ["x"]},
-    {"content": None, "tool_calls": [[]]},
-    {"content": None, "tool_calls": [{}]},
-    {"content": None, "tool_calls": [{"id": "c2"}]},
-    {"content": None, "tool_calls": [{**CALL, "id": 5}]},
-    {"content": None, "tool_calls": [{**CALL, "function": "f"}]},
+    *(
+        {"content": "Hello", **more}
+        for more in ({"refusal": 5}, {"reasoning_content": {}}, {"reasoning": ["Hm"]})
+    ),
+    *(
+        {"content": None, "tool_calls": calls}
+        for calls in ("x", {}, [None], ["x"], [[]], [{}], [{"id": "c2"}])
+    ),
+    *({"content": None, "tool_calls": [{**CALL, **wrong}]} for wrong in ({"id": 5}, {"function": "f"})),
     {"content": None, "tool_calls": [CALL, None]},
 ]
 CHOICES: list[Any] = [
-    None,
-    "Hello",
-    [],
-    {},
-    {"text": "Hello", "finish_reason": "stop"},
+    *(None, "Hello", [], {}, {"text": "Hello", "finish_reason": "stop"}),
     *({"message": message, "finish_reason": "stop"} for message in MESSAGES),
+    *({"message": {"content": "Hello"}, "finish_reason": end} for end in (5, ["stop"], "abort", "error")),
     *(
-        {"message": {"content": "Hello"}, **rest}
-        for rest in (
-            {"finish_reason": 5},
-            {"finish_reason": ["stop"]},
-            {"finish_reason": "abort"},
-            {"finish_reason": "error"},
-            {"finish_reason": "stop", "logprobs": "x"},
-            {"finish_reason": "stop", "logprobs": {"content": {}}},
-            {"finish_reason": "stop", "logprobs": {"content": [None]}},
-        )
+        {"message": {"content": "Hello"}, "finish_reason": "stop", "logprobs": logprobs}
+        for logprobs in ("x", {"content": {}}, {"content": [None]})
     ),
 ]
 COMPLETIONS: list[Any] = [
-    None,
-    False,
-    0,
-    "Hello",
-    [],
-    {},
-    {"choices": None},
-    {"choices": {}},
-    {"choices": []},
+    *(None, False, 0, "Hello", [], {}, {"choices": None}, {"choices": {}}, {"choices": []}),
     {"error": {"code": 502, "message": "Provider returned error"}},
     {"detail": "Internal error"},
     *({**HEAD, "choices": [choice]} for choice in CHOICES),
     {**HEAD, "choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}, None]},
-    b"",
-    b"<html>busy</html>",
-    b'{"choices": [',
-    b"[" * 100_000,
+    *(b"", b"<html>busy</html>", b'{"choices": [', b"[" * 100_000),
 ]
 
 # Tokens that contradict one another, where they are asked for.
 TOKEN_CHOICES: list[JSON] = [
-    {"token_ids": [3, 4]},
-    {"token_ids": []},
-    {"token_ids": "3"},
-    {"token_ids": [-1]},
-    {"token_ids": [True]},
-    {"token_ids": ["3"]},
-    {"token_ids": [3.0]},
+    *({"token_ids": tokens} for tokens in ([3, 4], [], "3", [-1], [True], ["3"], [3.0])),
     {"logprobs": {"content": [ENTRY, ENTRY]}},
-    {"logprobs": {"content": [{"token": "a"}]}},
-    {"logprobs": {"content": [{"token": "a", "logprob": None}]}},
-    {"logprobs": {"content": [{"token": "a", "logprob": True}]}},
+    *(
+        {"logprobs": {"content": [{"token": "a", **more}]}}
+        for more in ({}, {"logprob": None}, {"logprob": True})
+    ),
 ]
 
 # Deltas of a chat stream; the rest of a chunk is sick in the same ways as a choice.
 DELTAS: list[Any] = [
-    "Hello",
-    [],
-    5,
-    {"content": 5},
-    {"content": ["Hello"]},
-    {"refusal": 5},
-    {"reasoning_content": 5},
-    {"tool_calls": "x"},
-    {"tool_calls": {}},
-    {"tool_calls": [None]},
-    {"tool_calls": ["x"]},
-    {"tool_calls": [{**CALL, "index": "0"}]},
-    {"tool_calls": [{**CALL, "function": "f"}]},
-    {"tool_calls": [{**CALL, "function": {"name": 5}}]},
-    {"tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}]},
+    *("Hello", [], 5, {"content": 5}, {"content": ["Hello"]}, {"refusal": 5}, {"reasoning_content": 5}),
+    *({"tool_calls": calls} for calls in ("x", {}, [None], ["x"], [{**CALL, "index": "0"}])),
+    *(
+        {"tool_calls": [{**CALL, "function": function}]}
+        for function in ("f", {"name": 5}, {"name": "f", "arguments": {}})
+    ),
 ]
 CHUNKS: list[Any] = [
-    None,
-    5,
-    "Hello",
-    [],
-    {},
-    {"choices": None},
-    {"choices": "x"},
-    {"error": {"message": "gone"}},
-    {"choices": [None]},
-    {"choices": ["x"]},
-    {"choices": [{"index": "0", "delta": {"content": "Hello"}}]},
-    {"choices": [{"index": 0, "delta": {}, "finish_reason": 5}]},
-    {"choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]},
-    {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]},
+    *(None, 5, "Hello", [], {}, {"choices": None}, {"choices": "x"}, {"error": {"message": "gone"}}),
+    *({"choices": [choice]} for choice in (None, "x", {"index": "0", "delta": {"content": "Hello"}})),
+    *({"choices": [{"index": 0, "delta": {}, "finish_reason": end}]} for end in (5, "error", "abort")),
     {"choices": [{"index": 0, "delta": {}, "logprobs": "x"}]},
     *({"choices": [{"index": 0, "delta": delta}]} for delta in DELTAS),
 ]
 
 MESSAGE = {"id": "msg", "type": "message", "role": "assistant", "status": "completed"}
 TEXT = {"type": "output_text", "text": "Hello", "annotations": []}
+SOUND = [{**MESSAGE, "content": [TEXT]}]
 ITEMS: list[Any] = [
-    None,
-    "Hello",
-    [],
-    {"type": 5},
-    {"type": None},
-    {**MESSAGE, "content": None},
-    {**MESSAGE, "content": 5},
-    {**MESSAGE, "content": {}},
-    {**MESSAGE, "content": [None]},
-    {**MESSAGE, "content": ["Hello"]},
-    {**MESSAGE, "content": [{"text": "Hello"}]},
+    *(None, "Hello", [], {"type": 5}, {"type": None}),
+    *({**MESSAGE, "content": content} for content in (None, 5, {}, [None], ["Hello"], [{"text": "Hello"}])),
     {**MESSAGE, "content": [{"type": "output_text", "text": 5}]},
     {**MESSAGE, "content": [{"type": "refusal", "refusal": []}]},
     {"type": "message", "content": [TEXT]},
     {**MESSAGE, "role": 5, "content": [TEXT]},
     {"type": "function_call"},
-    {"type": "function_call", "call_id": "c", "name": "f", "arguments": None},
-    {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}},
-    {"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"},
-    {"type": "function_call", "name": "f", "arguments": "{}"},
-    {"type": "reasoning", "summary": "Hm"},
-    {"type": "reasoning", "summary": [None]},
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": 5}]},
-    {"type": "reasoning", "summary": [], "content": 5},
-    {"type": "reasoning", "summary": [], "encrypted_content": 5},
-    {**MESSAGE, "content": [TEXT], **BUNDLE, "generation_token_ids": [3, 4]},
-    {**MESSAGE, "content": [TEXT], **BUNDLE, "generation_log_probs": None},
-    {**MESSAGE, "content": [TEXT], **BUNDLE, "generation_log_probs": ["x"]},
-    {**MESSAGE, "content": [TEXT], **BUNDLE, "prompt_token_ids": "x"},
+    *(
+        {"type": "function_call", "name": "f", **call}
+        for call in (
+            {"call_id": "c", "arguments": None},
+            {"call_id": "c", "arguments": {"a": 1}},
+            {"call_id": 5, "arguments": "{}"},
+            {"arguments": "{}"},
+        )
+    ),
+    *({"type": "reasoning", "summary": s} for s in ("Hm", [None], [{"type": "summary_text", "text": 5}])),
+    *({"type": "reasoning", "summary": [], **more} for more in ({"content": 5}, {"encrypted_content": 5})),
+    *(
+        {**SOUND[0], **BUNDLE, **wrong}
+        for wrong in (
+            {"generation_token_ids": [3, 4]},
+            {"generation_log_probs": None},
+            {"generation_log_probs": ["x"]},
+            {"prompt_token_ids": "x"},
+        )
+    ),
 ]
-SOUND = [{**MESSAGE, "content": [TEXT]}]
 RESPONSES: list[Any] = [
-    None,
-    False,
-    "Hello",
-    [],
-    {},
-    {"output": None},
-    {"output": {}},
-    {"output": "Hello"},
+    *(None, False, "Hello", [], {}, {"output": None}, {"output": {}}, {"output": "Hello"}),
     *({"id": "r", "status": "completed", "output": [item]} for item in ITEMS),
-    {"output": SOUND, "error": "boom"},
-    {"output": SOUND, "error": {"code": "server_error", "message": "boom"}},
-    {"output": SOUND, "status": "failed"},
-    {"output": SOUND, "status": "cancelled"},
-    {"output": SOUND, "status": "in_progress"},
-    {"output": SOUND, "status": 5},
+    *({"output": SOUND, "error": error} for error in ("boom", {"code": "server_error", "message": "boom"})),
+    *({"output": SOUND, "status": status} for status in ("failed", "cancelled", "in_progress", 5)),
     {"output": SOUND, "incomplete_details": "x"},
-    b"",
-    b"<html>busy</html>",
-    b'{"output": [',
+    *(b"", b"<html>busy</html>", b'{"output": ['),
 ]
 EVENTS: list[Any] = [
-    None,
-    5,
-    "Hello",
-    [],
-    {},
-    {"type": 5},
-    {"type": []},
+    *(None, 5, "Hello", [], {}, {"type": 5}, {"type": []}),
     {"type": "error", "code": "server_error", "message": "boom"},
     {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "boom"}}},
-    {"type": "response.failed", "response": {}},
-    {"type": "response.created", "response": {}},
+    *({"type": f"response.{kind}", "response": {}} for kind in ("failed", "created")),
     {"type": "response.completed"},
-    *(
-        {"type": "response.completed", "response": response}
-        for response in RESPONSES
-        if not isinstance(response, bytes)
-    ),
+    *({"type": "response.completed", "response": r} for r in RESPONSES if not isinstance(r, bytes)),
 ]
 
 
@@ -356,20 +274,22 @@ async def test_scores(backend: Any, answer: Any, route: str) -> None:
 
 
 SAID: list[JSON] = [
-    {"content": ""},
-    {"content": None},
-    {"role": "assistant"},
+    *({"content": ""}, {"content": None}, {"role": "assistant"}),
     {"content": [{"type": "text", "text": "Hello"}]},
     {"content": "Hello", "tool_calls": None, "refusal": None, "reasoning": None, "function_call": None},
     {"content": "maximum context length is 5 tokens"},
     {"content": "\x00\x7f<think></think></think>"},
-    {"content": None, "tool_calls": []},
-    {"content": None, "tool_calls": [{**CALL, "function": {"name": "", "arguments": ""}}]},
-    {"content": None, "tool_calls": [{**CALL, "function": {"name": "\n" * 9, "arguments": "[" * 9}}]},
-    {"content": None, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": [1, {"a": None}]}}]},
-    {"content": None, "tool_calls": [{"function": {"name": "f"}}]},
-    {"content": None, "tool_calls": [{**CALL, "function": {"name": None, "arguments": "{}"}}]},
-    {"content": None, "tool_calls": [{**CALL, "function": {"name": ["f"], "arguments": 5}}]},
+    *({"content": None, "tool_calls": calls} for calls in ([], [{"function": {"name": "f"}}])),
+    *(
+        {"content": None, "tool_calls": [{**CALL, "function": {"name": name, "arguments": arguments}}]}
+        for name, arguments in (
+            ("", ""),
+            ("\n" * 9, "[" * 9),
+            ("f", [1, {"a": None}]),
+            (None, "{}"),
+            (["f"], 5),
+        )
+    ),
 ]
 
 

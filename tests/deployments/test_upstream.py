@@ -78,28 +78,15 @@ async def test_retries_end(model, backend, reply, error, message):
     assert len(backend.requests) == 3
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (
-            (400, {"error": {"message": "temperature must be non-negative"}}),
-            "temperature must be non-negative",
-        ),
-        ((400, {"object": "error", "message": "bad tool"}), "bad tool"),
-        ((422, {"detail": [{"loc": ["body"]}]}), "loc"),
-        ((403, {"error": {"message": "flagged", "metadata": {"reasons": ["x"]}}}), "flagged"),  # OpenRouter
-    ],
-)
-async def test_a_refusal_is_final_and_names_the_reason(model, backend, reply, message):
-    await refused(model, backend, reply, BadRequest, message)
-
-
 NO_MODEL = {"message": "The model `m` does not exist."}
 
 
 @pytest.mark.parametrize(
     ("reply", "error", "message"),
     [
+        ((400, {"error": {"message": "temperature must be non-negative"}}), BadRequest, "must be non-neg"),
+        ((400, {"object": "error", "message": "bad tool"}), BadRequest, "bad tool"),
+        ((422, {"detail": [{"loc": ["body"]}]}), BadRequest, "loc"),
         ((401, {"error": {"message": f"Incorrect API key: {KEY}"}}), EndpointAccessDenied, "api_key"),
         ((402, {"error": {"message": "Insufficient Balance"}}), EndpointAccessDenied, "Insufficient"),
         ((403, b"forbidden"), EndpointMisconfigured, "api_key"),
@@ -117,7 +104,7 @@ NO_MODEL = {"message": "The model `m` does not exist."}
         ((302, b""), EndpointMisconfigured, "redirects"),
     ],
 )
-async def test_what_the_operator_has_to_mend(model, backend, reply, error, message):
+async def test_a_refusal_is_final_and_names_the_reason(model, backend, reply, error, message):
     await refused(model, backend, reply, error, message)
 
 
@@ -312,10 +299,24 @@ async def test_no_retry_begins_after_the_deadline(model, backend):
     assert len(backend.requests) == 1
 
 
-async def test_the_deadline_of_the_call_ends_a_hanging_one(model, backend):
+@pytest.fixture
+async def any_model(backend, monkeypatch, model_type):
+    """Of each type that shares the calls of this file."""
+    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    server = MODELS[model_type](base_url=backend.url, model="m", max_retries=1)
+    yield server
+    await server.stop()
+
+
+EVERY_MODEL = pytest.mark.parametrize("model_type", MODELS)
+
+
+@EVERY_MODEL
+async def test_the_deadline_of_the_call_ends_a_hanging_one(any_model, backend):
+    await any_model.start()
     backend.replies = ["hang"]
     with use(CallContext().within(2.0)), pytest.raises(DeadlineExceeded, match="in time"):
-        await model.responses(ASK)
+        await any_model.responses(ASK)
     await backend.cancelled.wait()
 
 
@@ -349,9 +350,11 @@ async def test_the_timeout_setting_holds_without_a_deadline(backend):
     await server.stop()
 
 
-async def test_cancelling_closes_the_request(model, backend):
+@EVERY_MODEL
+async def test_cancelling_closes_the_request(any_model, backend):
+    await any_model.start()
     backend.replies = ["hang"]
-    call = asyncio.create_task(model.responses(ASK))
+    call = asyncio.create_task(any_model.responses(ASK))
     await backend.waiting.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -371,13 +374,14 @@ async def test_an_endpoint_that_is_gone_is_passed_over(backend, monkeypatch):
     await server.stop()
 
 
-async def test_no_endpoint_left(monkeypatch):
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
-    server = ChatModel(base_url="http://127.0.0.1:9/v1", model="m")
-    await server.start()
-    with pytest.raises(Unavailable, match=r"no connection to http://127\.0\.0\.1:9/v1/chat/completions"):
-        await server.responses(ASK)
-    await server.stop()
+@EVERY_MODEL
+async def test_calls_before_the_start_and_without_an_endpoint_say_so(any_model):
+    any_model.reconfigure({"base_url": "http://127.0.0.1:9/v1", "max_retries": 0})
+    with pytest.raises(Unavailable, match="start"):
+        await any_model.responses(ASK)
+    await any_model.start()
+    with pytest.raises(Unavailable, match=r"no connection to http://127\.0\.0\.1:9/"):
+        await any_model.responses(ASK)
 
 
 async def test_an_episode_stays_at_one_endpoint(backends):
@@ -403,11 +407,6 @@ async def test_reconfigure_moves_later_calls(backends):
     assert [body["model"] for body in first.bodies] == ["old"]
     assert [body["model"] for body in second.bodies] == ["new"]
     await server.stop()
-
-
-async def test_calls_before_start_say_so():
-    with pytest.raises(Unavailable, match="start"):
-        await ChatModel(base_url="http://host/v1", model="m", max_retries=0).responses(ASK)
 
 
 async def test_a_request_that_is_no_json(model):

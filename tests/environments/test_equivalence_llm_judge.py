@@ -8,7 +8,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, Scripted, examples, fixture_problems, said
+from support.environments import Bench, Scripted, examples, said
 
 from gym_serve.environments.equivalence_llm_judge import (
     EquivalenceLlmJudge,
@@ -31,10 +31,6 @@ async def judged(judge: Scripted, row: dict[str, Any], text: str, **settings: An
     assert not judge.replies
     assert len(verdict["judge_evaluations"]) == len(judge.asked)
     return verdict
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(EquivalenceLlmJudge) == []
 
 
 @pytest.mark.parametrize("row", examples(EquivalenceLlmJudge), ids=lambda row: row["expected_answer"][:20])
@@ -182,7 +178,3 @@ def test_any_pattern_finds_something_of_the_text(text: str, pattern: str) -> Non
 def test_settings_that_do_not_fit(settings: dict[str, Any]) -> None:
     with pytest.raises(pydantic.ValidationError):
         EquivalenceLlmJudge(**settings)
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(EquivalenceLlmJudge(judge=Scripted())).call("reverify_mode") == "stateless"

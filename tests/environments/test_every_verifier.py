@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.environments import called, examples, said
+from support.environments import Bench, called, examples, fixture_problems, said
 from support.hedges import BY_A_MODEL, HEDGED, OPEN, Texts, hedges
 from support.hostile import answers
 from support.sandboxes import AVAILABLE
@@ -33,6 +33,7 @@ from gym_serve.environments.mcqa import grading
 from gym_serve.graph.classes import references_of
 from gym_serve.servers import Call, ResourcesServer, ServerRunner, VerifyRequest
 from gym_serve.servers.transport import encode
+from gym_serve.types.errors import GraphError
 
 JSON = dict[str, Any]
 
@@ -63,6 +64,20 @@ class Case:
     rows: list[JSON] = field(default_factory=list)
     num_examples: int = 2
     calls: bool = True
+
+
+MATH = {"library_verifier_timeout_seconds": 5.0}
+FIXTURES: dict[str, list[JSON]] = {
+    "code_gen": [{"sandbox": AVAILABLE}],
+    "google_search": [{"mode": "replay"}],
+    "gymnasium": [{"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}}],
+    "math_with_code": [{"sandbox": AVAILABLE, "memory_mb": 512, "max_execution_time": 20}],
+    "math_with_judge": [MATH],
+    "mcp": [{"command": ["python", "-m", "gym_serve.environments.mcp.warehouse"], "connection": "replica"}],
+    "reasoning_gym": [{"num_processes": 1, "score_timeout_seconds": 3.0}],
+    "text_to_sql": [{"sandbox": AVAILABLE}, {"sandbox": "process"}],
+}
+"""Settings with which fixtures are run, where the defaults are not enough."""
 
 
 def _schema(schema: JSON, **row: Any) -> JSON:
@@ -305,10 +320,34 @@ async def complaints(host: ServerRunner, work: list[tuple[str, JSON, list[Any]]]
     return problems
 
 
-@pytest.mark.parametrize("entry", ENVIRONMENTS, ids=lambda entry: entry.name)
-async def test_no_answer_is_a_failure_or_expensive(entry: EntryPoint) -> None:
+@pytest.fixture(params=ENVIRONMENTS, ids=lambda entry: entry.name)
+def entry(request: pytest.FixtureRequest) -> EntryPoint:
+    entry: EntryPoint = request.param
     if entry.name == "workspace" and AVAILABLE != "bubblewrap":
         pytest.skip("its boxes need bubblewrap")
+    return entry
+
+
+async def test_its_fixtures_pass_and_are_of_every_kind(entry: EntryPoint) -> None:
+    for settings in FIXTURES.get(entry.name, [{}]):
+        assert await fixture_problems(entry.load(), **settings) == []
+
+
+async def test_its_server_says_whether_stored_rollouts_can_be_scored_again(entry: EntryPoint) -> None:
+    environment = entry.load()  # whose README says the same (test_readmes.py)
+    server = started(environment, CASES.get(entry.name, Case()).settings)
+    assert await Bench(server).call("reverify_mode") == environment.reverify_mode
+
+
+@pytest.mark.parametrize("name", ["code_gen", "math_with_code", "text_to_sql"])
+async def test_without_bubblewrap_it_does_not_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    environment = next(entry for entry in ENVIRONMENTS if entry.name == name).load()
+    with pytest.raises(GraphError, match=r"bubblewrap.*sandbox: process"):
+        await started(environment, {}).start()
+
+
+async def test_no_answer_is_a_failure_or_expensive(entry: EntryPoint) -> None:
     environment = entry.load()
     case = CASES.get(entry.name, Case())
     host = ServerRunner(started(environment, case.settings))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, examples, said
 
 from gym_serve.environments.genrm_compare import GenrmCompare
 from gym_serve.environments.genrm_compare.scoring import (
@@ -61,10 +61,6 @@ def group(*texts: str, reasoning: tuple[str, ...] = (), **body: Any) -> dict[str
 async def compared(genrm: Any, body: dict[str, Any], **settings: Any) -> dict[str, Any]:
     answer: dict[str, Any] = await Bench(GenrmCompare(genrm=genrm, **settings)).call("compare", body)
     return answer
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(GenrmCompare) == []
 
 
 @pytest.mark.parametrize("row", examples(GenrmCompare), ids=lambda row: row["agent_ref"]["name"])
@@ -261,7 +257,3 @@ def test_relative_weights_add_up_to_nothing(values: list[float]) -> None:
     weights = relative_weights(values)
     assert sum(weights) == pytest.approx(0.0, abs=1e-9)
     assert max(weights) - min(weights) == pytest.approx(float(len(set(values)) > 1))
-
-
-async def test_a_stored_response_cannot_be_scored_again() -> None:
-    assert await Bench(GenrmCompare(genrm=GenRM())).call("reverify_mode") == "unsupported"

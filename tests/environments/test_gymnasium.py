@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, examples, said
 
 pytest.importorskip("gymnasium", reason="needs the extra gymnasium")
 
@@ -57,10 +57,6 @@ class Table(Bench):
         output = said(f"Hm. <action>{action}</action>")
         step: dict[str, Any] = await self.call("step", {**ROW, "response": {"output": output}})
         return step
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(Gymnasium, **LAKE) == []
 
 
 async def test_over_the_lake() -> None:
@@ -206,7 +202,3 @@ async def test_a_server_of_ones_own() -> None:
 def test_any_text_has_an_action_or_none(text: str) -> None:
     action = _action_in(text)
     assert action is None or action in text
-
-
-async def test_a_stored_response_cannot_be_scored_again() -> None:
-    assert await Bench(Gymnasium(**LAKE)).call("reverify_mode") == "unsupported"

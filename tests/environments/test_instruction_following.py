@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, examples, said
 
 pytest.importorskip("lm_eval", reason="needs the extra instruction_following")
 
@@ -40,10 +40,6 @@ async def server() -> AsyncIterator[InstructionFollowing]:
 @pytest.fixture
 def bench(server: InstructionFollowing) -> Bench:
     return Bench(server)
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(InstructionFollowing) == []
 
 
 @pytest.mark.parametrize(
@@ -189,10 +185,6 @@ async def test_rows_that_nothing_could_follow(bench: Bench, broken: dict[str, An
 async def test_a_wrong_name_gets_a_hint(bench: Bench) -> None:
     with pytest.raises(InvalidRequest, match="did you mean 'punctuation:no_comma'"):
         await bench.verify(row("punctuation:no_commas"), said("a"))
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(InstructionFollowing()).call("reverify_mode") == "stateless"
 
 
 def test_many_threads_may_be_the_first_to_ask_for_a_language(monkeypatch: pytest.MonkeyPatch) -> None:

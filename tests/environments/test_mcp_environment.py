@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import uvicorn
+from mcp.types import CallToolResult, TextContent, Tool
 from pydantic import ValidationError
 from support import mcp_servers, odd_mcp_server
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, examples, said
 
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.environments.mcp import McpEnvironment
+from gym_serve.environments.mcp import McpEnvironment, completed, offered, text_of
 from gym_serve.environments.mcp.connection import McpSession
 from gym_serve.servers import EnvironmentClient, ModelClient, ServerRunner, Verdict, VerifyRequest
 from gym_serve.servers.transport import text_as_json
@@ -51,10 +52,6 @@ def another(bench: Bench) -> Bench:
 
 def alive(pid: str) -> bool:
     return Path("/proc", pid).exists()
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(McpEnvironment, **WAREHOUSE, connection="replica") == []
 
 
 async def test_example_rows() -> None:
@@ -271,3 +268,15 @@ async def test_a_row_without_tools_gets_those_of_the_server(own: bool) -> None:
     assert call["name"] == ("count" if own else "list_items")
     assert rollout["responses_create_params"] == row["responses_create_params"]
     await environment.stop()
+
+
+def test_the_structure_of_a_result_without_content() -> None:
+    assert text_of(CallToolResult(content=[], structuredContent={"n": 1}), 100) == '{"n":1}'
+    text = [TextContent(type="text", text="one")]
+    assert text_of(CallToolResult(content=text, structuredContent={"n": 1}), 100) == "one"
+
+
+def test_schemas_of_tools() -> None:
+    found = offered([Tool(name="half", inputSchema={"type": "object"})], None)
+    assert found["half"].parameters == {"type": "object", "properties": {}}
+    assert completed({"properties": {"a": {}}}) == {"properties": {"a": {}}}

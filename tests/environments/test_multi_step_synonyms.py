@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, called, examples, fixture_problems
+from support.environments import Bench, called, examples
 
 from gym_serve.environments.multi_step_synonyms import MultiStepSynonyms, value_of
 from gym_serve.types.errors import InvalidRequest
@@ -22,10 +22,6 @@ ROW = {
 
 def handed_in(values: Any) -> list[dict[str, Any]]:
     return [called("extract_synonym_values", {"synonym_values": values})]
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(MultiStepSynonyms) == []
 
 
 @pytest.mark.parametrize("row", examples(MultiStepSynonyms), ids=lambda row: row["minefield_label"])
@@ -77,7 +73,3 @@ async def test_any_answer_has_a_verdict(values: Any) -> None:
     verdict = await Bench(MultiStepSynonyms()).verify(ROW, handed_in(values))
     assert verdict["reward"] == float(values == [98, 99])
     assert 0.0 <= verdict["set_overlap"] <= 1.0
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(MultiStepSynonyms()).call("reverify_mode") == "stateless"

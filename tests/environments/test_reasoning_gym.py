@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, examples, said
+from support.hostile import CODE
 
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning_gym")
 
@@ -41,10 +42,6 @@ async def bench() -> AsyncIterator[Bench]:
     await bench.host.start()
     yield bench
     await bench.host.stop()
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(ReasoningGym, num_processes=1, score_timeout_seconds=3.0) == []
 
 
 @pytest.mark.parametrize("row", examples(ReasoningGym), ids=lambda row: row["metadata"]["source_dataset"])
@@ -102,6 +99,7 @@ async def test_rows_are_the_same_every_time() -> None:
         ("<answer></answer> \\boxed{4}", ""),
         ("\\boxed{3} \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
         ("\\boxed{}", "\\boxed{}"),
+        ("I will use <answer> tags. <answer>42</answer>", "42"),
         ("</answer> 4 <answer>", "</answer> 4 <answer>"),
         (" 4 ", "4"),
         ("", ""),
@@ -163,52 +161,6 @@ async def test_no_score_answer_reaches_an_evaluator_but_in_the_tables() -> None:
 def _row(task: str) -> dict[str, Any]:
     (row,) = rows(task, size=1, seed=5, agent="a")
     return row
-
-
-CODE = [
-    "__import__('os').system('false')",
-    "().__class__.__base__.__subclasses__()",
-    "().__cｌass__.__base__",
-    "x.ｎame",
-    "(1).ｒeal",
-    "ｅval('1')",
-    "[print(1)]",
-    "exec(chr(112))",
-    "open(chr(47))",
-    "sympify(1)",
-    "S(str(1))",
-    "Symbol(chr(120)).name",
-    "lambda: 1",
-    "(lambda: 24)()",
-    "getattr(int, 1)",
-    "f'{1}'",
-    "'{0.__class__}'.format(1)",
-    "'%c' % 24",
-    "24 if 1 else 2",
-    "24 == 24",
-    "(y := 24)",
-    "[24 for _ in (1,)][0]",
-    "{24}.pop()",
-    "24 # comment",
-    "24\n24",
-    "24 and 24",
-    "~-25",
-    "24 @ 1",
-    "int(24)",
-    "max(24, 1)",
-    "True * 24",
-    "24j",
-    "9**9**9**9",
-    "(10**6)**(10**6)",
-    "exp(exp(exp(exp(exp(9)))))",
-    "-" * 5000 + "1",
-    "(" * 5000 + "1" + ")" * 5000,
-    "sin(" * 1000 + "1" + ")" * 1000,
-    "1" + "+1" * 4000,
-    "9" * 9000,
-    "1e999999999",
-    "x**" * 300 + "x",
-]
 
 
 @pytest.mark.parametrize("code", CODE, ids=lambda code: code[:30])
@@ -395,7 +347,3 @@ async def test_an_unknown_family(bench: Bench) -> None:
     row = {"question": "?", "answer": "1", "metadata": {"source_dataset": "astrology"}}
     with pytest.raises(InvalidRequest, match="no task 'astrology'"):
         await bench.verify(row, said("1"))
-
-
-async def test_a_stored_response_can_be_scored_again(bench: Bench) -> None:
-    assert await bench.call("reverify_mode") == "stateless"

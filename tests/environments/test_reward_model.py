@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, called, examples, fixture_problems, said
+from support.environments import Bench, called, examples, said
 
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.environments.reward_model import RewardModel, conversation_of, read_score
@@ -75,10 +75,6 @@ async def model(vllm: VLLM) -> AsyncIterator[ServerRunner]:
 
 def scored(model: ServerRunner, **settings: Any) -> Bench:
     return Bench(RewardModel(reward_model=ModelClient(InlineTransport(model)), **settings))
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(RewardModel) == []
 
 
 def test_examples() -> None:

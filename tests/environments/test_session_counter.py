@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.environments import Bench, examples, fixture_problems
+from support.environments import Bench, examples
 
 from gym_serve.environments.session_counter import SessionCounter
 from gym_serve.types.errors import InvalidRequest, SessionNotFound
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(SessionCounter) == []
 
 
 @pytest.mark.parametrize("row", examples(SessionCounter), ids=lambda row: row["initial_count"])
@@ -66,7 +62,3 @@ async def test_a_row_without_a_start_opens_no_session(start: Any) -> None:
         await bench.call("seed_session", {"initial_count": start})
     assert isinstance(bench.host.server, SessionCounter)
     assert len(bench.host.server.sessions) == 0
-
-
-async def test_a_stored_response_cannot_be_scored_again() -> None:
-    assert await Bench(SessionCounter()).call("reverify_mode") == "unsupported"

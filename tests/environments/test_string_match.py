@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, examples, said
 
 from gym_serve.environments.string_match import StringMatch
 from gym_serve.environments.string_match.grading import NEAR, ExtractionMode, extract, similarity
 
 MODES: tuple[ExtractionMode, ...] = ("boxed", "final_answer", "last_line", "full_response")
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(StringMatch) == []
 
 
 @pytest.mark.parametrize("row", examples(StringMatch), ids=lambda row: row["expected_answer"])
@@ -179,10 +175,6 @@ def test_a_long_text_is_no_burden(piece: str) -> None:
     for mode in MODES:
         extract(text, mode)
     assert similarity("x", text) == 0.0
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(StringMatch()).call("reverify_mode") == "stateless"
 
 
 async def test_reasons() -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 import regex
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, called, examples, fixture_problems, said
+from support.environments import Bench, called, examples, said
 
 from gym_serve.environments.structured_outputs import StructuredOutputs
 from gym_serve.environments.structured_outputs.schemas import StrictSchema, ecma
@@ -44,10 +44,6 @@ async def verify(
 ) -> dict[str, Any]:
     schema = schema if isinstance(schema, str) else json.dumps(schema)
     return await Bench(server).verify({"schema_str": schema, **row}, output)
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(StructuredOutputs) == []
 
 
 @pytest.mark.parametrize("row", examples(StructuredOutputs), ids=lambda row: row.get("schema_type", "call"))
@@ -283,6 +279,19 @@ def test_patterns_are_those_of_ecma(pattern: str, good: str, bad: str) -> None:
     assert not regex.search(ecma(pattern), bad)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "translated"),
+    [
+        (r"^\d+$", r"^[0-9]+\Z"),
+        (r"[\d\w-]\W\D", r"[0-9A-Za-z0-9_-][^A-Za-z0-9_][^0-9]"),
+        (r"\$[$\]]\\d", r"\$[$\]]\\d"),
+        (r"^\p{L}+$", r"^\p{L}+\Z"),
+    ],
+)
+def test_translations_of_patterns(pattern: str, translated: str) -> None:
+    assert ecma(pattern) == translated
+
+
 REFERENCES = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}
 BOMB = {"$defs": {**REFERENCES, "a60": {"type": "integer"}}, "$ref": "#/$defs/a0"}
 """2^60 ways to one integer."""
@@ -373,7 +382,3 @@ async def test_a_document_that_uses_up_its_cpu_time_is_wrong(server: StructuredO
 async def test_a_broken_schema_is_an_invalid_row(server: StructuredOutputs) -> None:
     with pytest.raises(InvalidRequest, match="schema_str"):
         await verify(server, "{", said("{}"))
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(StructuredOutputs()).call("reverify_mode") == "stateless"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.environments import Bench, called, examples, fixture_problems, said
+from support.environments import Bench, examples, said
 
 from gym_serve.environments.tool_argument_comparison import Category, ToolArgumentComparison
 from gym_serve.grading import pair_up
@@ -38,10 +38,6 @@ async def verdict(
 
 def made(*calls: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**one, "call_id": f"call_{i}"} for i, one in enumerate(calls)]
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(ToolArgumentComparison) == []
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
@@ -160,11 +156,6 @@ async def test_thousands_of_calls_are_compared() -> None:
 async def test_a_threshold_that_nothing_reaches_is_refused() -> None:
     with pytest.raises((ValidationError, InvalidRequest), match="word_count_similarity_threshold"):
         ToolArgumentComparison(tool_call_comparator_config={"word_count_similarity_threshold": 0.6})
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(ToolArgumentComparison()).call("reverify_mode") == "stateless"
-    assert (await verdict(A, [called("f", {"a": 1})]))[0] == 1.0
 
 
 @given(st.lists(st.lists(st.integers(0, 4), unique=True), max_size=5))

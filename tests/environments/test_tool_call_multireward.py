@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.environments import Bench, called, examples, fixture_problems, said
+from support.environments import Bench, called, examples, said
 
 from gym_serve.environments.tool_call_multireward import ToolCallMultireward
 from gym_serve.types.errors import InvalidRequest
@@ -19,10 +19,6 @@ async def components(row: dict[str, Any], *output: dict[str, Any]) -> tuple[floa
     assert verdict["reward"] == sum(verdict["reward_components"].values())
     assert all(verdict[name] == value for name, value in verdict["reward_components"].items())
     return tuple(verdict["reward_components"].values())
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(ToolCallMultireward) == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +111,3 @@ async def test_metrics_of_each_component() -> None:
     metrics = answer["agent_metrics"]
     assert metrics["pass@1[avg-of-2]/correctness"] == 50.0
     assert metrics["pass@1[avg-of-2]/format"] == 100.0
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(ToolCallMultireward()).call("reverify_mode") == "stateless"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.environments import Bench, called, fixture_problems, folder_of
+from support.environments import Bench, called, folder_of
 
 from gym_serve.environments.workplace_assistant import WorkplaceAssistant
 from gym_serve.environments.workplace_assistant.office import Office, differing_tables
@@ -29,10 +29,6 @@ def solution(row: dict[str, Any]) -> list[dict[str, Any]]:
 async def verify(row: dict[str, Any], output: list[dict[str, Any]]) -> dict[str, Any]:
     BENCH.session = None
     return await BENCH.verify(row, output)
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(WorkplaceAssistant) == []
 
 
 def test_there_are_many_different_tasks() -> None:
@@ -201,7 +197,3 @@ async def test_any_calls_lead_to_the_office_that_they_lead_to(
     verdict = await verify({"ground_truth": []}, output)
     assert verdict["reward"] == float(not verdict["differing_tables"])
     assert verdict["num_failed_calls"] <= len(calls)
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(WorkplaceAssistant()).call("reverify_mode") == "stateless"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.environments import Bench, examples, fixture_problems
+from support.environments import Bench, examples
 from support.sandboxes import children, needs_bubblewrap
 from support.waiting import until
 
@@ -38,11 +38,6 @@ async def bench() -> AsyncIterator[Bench]:
     yield bench
     await bench.host.stop()
     await until(lambda: children() <= before)
-
-
-@needs_bubblewrap
-async def test_fixtures() -> None:
-    assert await fixture_problems(Workspace) == []
 
 
 def test_examples_offer_the_tools_of_the_class() -> None:

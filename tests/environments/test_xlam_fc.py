@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, called, examples, fixture_problems
+from support.environments import Bench, called, examples
 
 from gym_serve.environments.xlam_fc import XlamFc
 from gym_serve.grading import MAX_DEPTH, arguments_of, same_value
@@ -17,10 +17,6 @@ from gym_serve.types.errors import InvalidRequest
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=10)
-
-
-async def test_fixtures() -> None:
-    assert await fixture_problems(XlamFc) == []
 
 
 @pytest.mark.parametrize(
@@ -110,10 +106,6 @@ async def test_a_deep_nest_is_scored(levels: int) -> None:
     verdict = await Bench(XlamFc()).verify({"expected_answers": [{"name": "f"}]}, [called("f", arguments)])
     assert verdict["reward"] == float(levels < MAX_DEPTH)
     assert (verdict["predicted_calls"][0]["arguments"] == {}) is (levels >= MAX_DEPTH)
-
-
-async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(XlamFc()).call("reverify_mode") == "stateless"
 
 
 @pytest.mark.parametrize("arguments", ["{}", "", " \n", "null"])

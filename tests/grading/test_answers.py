@@ -3,8 +3,10 @@
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gym_serve.grading import code_blocks, plain_answer, same_text
+from gym_serve.grading import code_blocks, last_box, plain_answer, same_text
 
 
 @pytest.mark.parametrize(
@@ -53,10 +55,43 @@ def test_an_answer_without_what_stands_around_it(text: str, plain: str) -> None:
         ("5", "-5", False),
         ("6", "6 or 7", False),
         ("", "", False),
+        ("1", " 1 ", True),
+        ("$1$", "1", True),
+        ("\\( x  y \\)", "x y", True),
+        ("\\text{no}", "no", True),
+        ("$\\text{no}$", "no", True),
+        ("$1$ and $2$", "1$ and $2", False),
+        ("\\text{a} b \\text{c}", "a} b \\text{c", False),
+        ("\\text{\\frac{\\pi}{8}}", "\\frac{\\pi}{8}", True),
+        ("\\text{4 \\text{ days}}", "4 \\text{ days}", True),
+        ("\\text{a} or \\text{b}", "a} or \\text{b", False),
     ],
 )
 def test_the_same_answer(expected: str, answer: str, same: bool) -> None:
     assert same_text(expected, answer) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        ("", None),
+        ("\\boxed{1}", "1"),
+        ("\\boxed{1} \\boxed{2}", "2"),
+        ("\\boxed{\\frac{1}{2}} }", "\\frac{1}{2}"),
+        ("\\boxed{1", None),
+        ("\\boxed{ }", None),
+        ("\\boxed {1}", "1"),
+        ("}{\\boxed{a{}b}", "a{}b"),
+    ],
+)
+def test_last_box(text: str, box: str | None) -> None:
+    assert last_box(text) == box
+
+
+@given(st.text("\\boxed{}1 "))
+def test_a_box_is_a_part_of_the_text(text: str) -> None:
+    box = last_box(text)
+    assert box is None or (box in text and box.count("{") == box.count("}"))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +110,10 @@ def test_the_same_answer(expected: str, answer: str, same: bool) -> None:
         "**",
         "$",
         "{",
+        "}",
+        "\\text{",
         "\\boxed{",
+        "\\boxed{}",
         '"',
         "_ ",
         "a\n",
@@ -87,4 +125,6 @@ def test_hostile_texts_take_linear_time(unit: str) -> None:
     for hostile in (text, f"```python\n{text}x", f"{text}\n```"):
         code_blocks(hostile)
         plain_answer(hostile)
+        assert last_box(hostile) is None
+        assert not same_text(hostile, "1")
     assert time.process_time() - before < 10

@@ -1,43 +1,25 @@
-"""One graph for the tests over HTTP, and clients of it."""
+"""One graph for the tests over HTTP, in this process or on a cluster, and clients of it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from support.http_servers import SECRET, Shop, ToldModel
+from support.http_servers import GRAPH, SECRET
+from support.in_process import serving
+
+from gym_serve.graph import resolve
+from gym_serve.graph.spec import GraphSpec
 
 
 @pytest.fixture(scope="session")
-def url(cluster: str) -> Iterator[str]:
-    """Address of a graph with a model of each kind, an environment and two agents."""
-    from gym_serve import Gym
-
-    os.environ["HTTP_TESTS_KEY"] = SECRET
-    key = "${HTTP_TESTS_KEY}"
-    graph = {
-        "models": {
-            "policy": {"type": "scripted_model"},
-            "told": {"type": ToldModel, "api_key": key},
-            "away": {
-                "type": "http",
-                "url": "http://127.0.0.1:9",
-                "headers": {"authorization": f"Bearer {key}"},
-            },
-        },
-        "resources": {"shop": {"type": Shop, "api_key": key}},
-        "agents": {
-            "clerk": {"type": "simple_agent", "model": "policy", "resources": "shop"},
-            "parrot": {"type": "simple_agent", "model": "told", "resources": "shop"},
-        },
-        "default_agent": "parrot",
-    }
-    with Gym.from_graph(graph, name="web") as gym:
-        yield gym.url
+def url() -> Iterator[str]:
+    """Its address in this process; modules about a cluster have another one of this name."""
+    with serving(lambda url: {"/web": resolve(GraphSpec.model_validate(GRAPH))}, watched=True) as url:
+        yield f"{url}/web"
 
 
 @pytest.fixture

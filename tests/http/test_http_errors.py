@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -124,42 +122,12 @@ def test_a_busy_model_says_when_to_come_back(http: httpx.Client, failure: Failur
     assert failure(answer)["retry_after"] == 6.5
 
 
-@pytest.mark.parametrize("path", ["/told/v1/responses", "/parrot/v1/responses"])
-def test_a_deadline_cancels_the_call(http: httpx.Client, failure: Failure, path: str) -> None:
-    before = cancelled(http)
-    error = failure(http.post(path, json={"input": "hang"}, headers={"x-request-timeout": "2"}))
-    assert (error["status"], error["code"], error["retryable"]) == (504, "deadline_exceeded", True)
-    assert cancelled(http, more_than=before) == before + 1
-
-
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "inf", ""])
 def test_a_deadline_is_a_positive_number(http: httpx.Client, failure: Failure, seconds: str) -> None:
     error = failure(
         http.post("/told/v1/responses", json={"input": "hi"}, headers={"x-request-timeout": seconds})
     )
     assert (error["status"], error["code"]) == (400, "bad_request")
-
-
-@pytest.mark.parametrize("path", ["/told/v1/responses", "/parrot/run"])
-def test_a_client_that_leaves_cancels_the_call(http: httpx.Client, path: str) -> None:
-    before = cancelled(http)
-    body = {"input": "hang", "responses_create_params": {"input": "hang"}}
-    with pytest.raises(httpx.ReadTimeout):
-        http.post(path, json=body, timeout=2)
-    assert cancelled(http, more_than=before) == before + 1
-
-
-def cancelled(http: httpx.Client, more_than: int = -1) -> int:
-    """How many calls of the model were cancelled so far, once they are enough (else the test times out)."""
-    while True:
-        answer = http.post("/told/v1/responses", json={"input": "cancelled?"}).json()
-        if (count := int(answer["output"][-1]["content"][0]["text"])) > more_than:
-            return count
-
-
-def test_a_body_of_50_megabytes_passes(http: httpx.Client) -> None:
-    size = 50 << 20
-    assert http.post("/shop/stock", json={"item": "x" * size}).json()["characters"] == size
 
 
 def test_an_argument_that_a_tool_does_not_have_is_left_out(http: httpx.Client) -> None:
@@ -185,21 +153,3 @@ def test_the_session_of_a_replica_that_is_gone_is_lost(http: httpx.Client, failu
 def test_a_lost_session_does_not_keep_a_client_from_seeding_another(http: httpx.Client) -> None:
     http.cookies.set("gym_session", "gone.abc")
     assert http.post("/shop/seed_session", json={}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"POST /web/shop/stock HTTP/1.1\r\nHost: a b:no\r\n",
-        b"GET /web/global_config_dict_yaml?%ff\xff HTTP/1.1\r\nHost: [::1\r\n",
-        b"GET /web/server_instances HTTP/1.1\r\nHost: x:999999\r\n",
-        b"POST /web/../web//shop//stock HTTP/1.1\r\nHost: localhost\r\n",
-        b"POST /web/shop/stock HTTP/1.1\r\nHost: [::]\r\nCookie: gym_session=\xff;;=\r\nX-Session-Id: \r\n",
-    ],
-)
-def test_no_request_makes_the_gateway_break(url: str, head: bytes) -> None:
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
-        connection.sendall(head + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert int(answer.split()[1]) in (200, 400, 403, 404, 422), answer

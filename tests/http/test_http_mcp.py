@@ -1,4 +1,4 @@
-"""Environments as MCP servers: the official client against a deployed graph, through Serve's proxy."""
+"""Environments as MCP servers: the official client against a graph."""
 
 from __future__ import annotations
 

@@ -59,9 +59,6 @@ def test_the_root_is_a_page_that_says_what_runs(http: httpx.Client) -> None:
     page.feed(answer.text)
     assert "script" not in page.tags
     assert {link.rpartition("/")[2] for link in page.links} >= {"docs", "graph", "health", "stats", "ui"}
-    for link in page.links:
-        answer = http.get(str(http.base_url.copy_with(path=link)), follow_redirects=True)
-        assert answer.status_code in (200, 503)  # 503: /health
 
 
 def test_names_of_a_graph_cannot_write_its_page() -> None:
@@ -91,20 +88,9 @@ def test_health_names_what_is_not_ready(http: httpx.Client) -> None:
     assert http.head("/health").status_code == 503
 
 
-@pytest.mark.parametrize(
-    "page", ["/graph", "/health", "/pressure", "/stats", "/docs", "/openapi.json", "/global_config_dict_yaml"]
-)
+@pytest.mark.parametrize("page", ["/graph", "/health", "/docs", "/openapi.json", "/global_config_dict_yaml"])
 def test_no_page_shows_a_secret(http: httpx.Client, page: str) -> None:
     assert SECRET not in http.get(page).text
-
-
-def test_pressure_names_what_limits(http: httpx.Client) -> None:
-    http.post("/clerk/run", json={"responses_create_params": {"input": "order"}})
-    pressure = http.get("/pressure").json()
-    assert pressure.keys() == {"bottleneck", "reason", "load", "rollouts", "concurrency", "servers"}
-    assert {"shop", "clerk"} < pressure["servers"].keys()
-    assert "away" not in pressure["servers"]  # another graph's, or nobody's
-    assert pressure["servers"]["shop"]["replicas"] == 1
 
 
 def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:

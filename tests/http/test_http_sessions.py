@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from support.any_language import FIXTURES, FOLDER, needs_node, running
 
-from gym_serve import Gym
-from gym_serve.testing import load_fixtures
 from gym_serve.testing.conformance import check_conformance
 from gym_serve.testing.foreign import Kind
 
@@ -24,19 +20,6 @@ SAID = {"output": [{"type": "message", "role": "assistant", "content": "Two teas
 async def test_they_do_what_the_formats_say_of_servers(url: str, server: str, kind: Kind) -> None:
     results = check_conformance(f"{url}/{server}", kind)
     assert [result async for result in results if result.state == "failed"] == []
-
-
-@needs_node
-async def test_an_environment_in_javascript_in_a_graph(
-    deploy: Callable[..., Gym], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running() as node:
-        monkeypatch.setenv("GUESS_URL", node)
-        gym = deploy(FOLDER / "graph.yaml", name="guess")
-        rollouts = [rollout async for rollout in gym.rollouts(FOLDER / "rows.jsonl")]
-        assert sorted(rollout.reward for rollout in rollouts) == [0.0, 1.0]
-        results = check_conformance(f"{gym.url}/guess", "environment", None, load_fixtures(FIXTURES))
-        assert [result async for result in results if result.state == "failed"] == []
 
 
 def test_the_session_is_in_a_cookie_and_in_a_header(http: httpx.Client) -> None:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -65,31 +64,20 @@ def test_the_first_event_comes_before_the_last_token(
             assert at_work()
 
 
-def ask_in_words(url: str, protocol: str) -> Iterator[str]:
-    """The words of a recorded call's stream, by the official client of a protocol; leaving it hangs up."""
-    if protocol == "messages":
-        with (
-            anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0) as claude,
-            claude.messages.stream(model="m", max_tokens=20, messages=ASK) as message,
-        ):
-            yield from message.text_stream
-        return
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        if protocol == "chat":
-            with client.chat.completions.create(model="m", messages=ASK, stream=True) as chunks:
-                yield from (text for chunk in chunks if (text := chunk.choices[0].delta.content))
-        else:
-            with client.responses.create(model="m", input=ASK, stream=True) as events:
-                yield from (event.delta for event in events if event.type == "response.output_text.delta")
+def ask_in_words(url: str) -> Iterator[str]:
+    """The words of a call's stream; leaving it hangs up."""
+    with (
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+        client.chat.completions.create(model="m", messages=ASK, stream=True) as chunks,
+    ):
+        yield from (text for chunk in chunks if (text := chunk.choices[0].delta.content))
 
 
-@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
-def test_recorded_streams_are_live_as_well(
-    streaming: str, backends: dict[str, RunningModelServer], protocol: str
-) -> None:
+def test_recorded_streams_are_live_as_well(streaming: str, backends: dict[str, RunningModelServer]) -> None:
+    """Of one protocol: servers/test_capture_streams.py has all."""
     with httpx.Client(base_url=streaming, timeout=60) as client:
         id_ = client.post("/quick/rollouts").json()["id"]
-        words = list(ask_in_words(f"{streaming}/quick/rollouts/{id_}/v1", protocol))
+        words = list(ask_in_words(f"{streaming}/quick/rollouts/{id_}/v1"))
         assert (len(words), "".join(words)) == (WORDS, ANSWER)
         found = client.get(f"/quick/rollouts/{id_}").json()  # recorded before its end was sent
         assert (found["calls"], found["unfinished"]) == (1, 0)
@@ -97,7 +85,7 @@ def test_recorded_streams_are_live_as_well(
         assert item["content"][0]["text"] == ANSWER
 
         id_ = client.post("/endless/rollouts").json()["id"]
-        endless = ask_in_words(f"{streaming}/endless/rollouts/{id_}/v1", protocol)
+        endless = ask_in_words(f"{streaming}/endless/rollouts/{id_}/v1")
         assert next(endless).strip() == "word"
         assert backends["endless"].stats()["open"]
         endless.close()  # type: ignore[attr-defined]

@@ -124,9 +124,7 @@ def test_a_graph_that_ships(file: Path, check: Check) -> None:
 
 
 def test_a_graph_on_a_cluster(deploy: Callable[..., Any], check: Check) -> None:
-    """Behind Serve's proxy: its health, its load and what it counted, and each operation with an example."""
+    """Behind Serve's proxy: its health, its load and what it counted."""
     gym = deploy(ROOT / "graphs" / "weather.yaml")
     asked = f"{ON_A_CLUSTER}|^/health$|/policy/version$"
     check(gym.url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--include-path-regex", asked)
-    others = ("--exclude-path-regex", f"{asked}|^/policy/")
-    check(gym.url, "--phases", "fuzzing,stateful", "-n", "1", *others)

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections import Counter as Tally
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -250,53 +251,59 @@ async def test_the_tokens_of_a_stream_are_counted(op: str) -> None:
     assert found["time_to_first_token_seconds_count"] == {("policy",): 1}
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_the_metrics_of_a_graph_reach_rays_endpoint(cluster: str, tmp_path: Path, inline: bool) -> None:
+def test_the_metrics_of_a_graph_reach_rays_endpoint(deploy: Any, tmp_path: Path) -> None:
     """Over each edge and entry: from here, over HTTP, and by a Gym that joins the graph.
 
     Serve's own series, which its dashboard shows, say the same; and also what runs and waits at the moment.
     """
+    ours: dict[str, dict[str, tuple[dict[str, str], int]]] = {}
+    serves: panels.Wanted = {}
+    inline_too = {"agents.weather_agent.inline": ["weather", "policy"]}
+    with ExitStack() as held:
+        for name, overrides in {"counted": {}, "counted-inline": inline_too}.items():
+            gym = deploy(panels.GRAPH, name=name, overrides=overrides)
+            held.enter_context(panels.held(gym, tmp_path / name))
+            rollouts = gym.run(ROWS, repeats=2)
+            rollouts += Gym.attach(name).run(ROWS)
+            with Gym.connect(gym.url) as remote:
+                rollouts += remote.run(ROWS)
+            turns = sum(c["calls"] for rollout in rollouts for c in rollout["model_usage"]["model"].values())
+            ours[name] = {
+                "rollouts_total": ({"agent": "weather_agent", "outcome": "scored"}, len(rollouts)),
+                "rollout_seconds_count": ({"agent": "weather_agent"}, len(rollouts)),
+                "verify_seconds_count": ({"server": "weather"}, len(rollouts)),
+                "calls_total": ({"server": "policy", "op": "v1/responses", "status": "200"}, turns),
+                "driver_in_flight": ({}, 0),
+            }
+            for _ in range(panels.BROKEN):
+                with pytest.raises(Unavailable):
+                    gym.call("broken", "v1/responses", {"input": "Hi"})
+            serves |= panels.wanted(name, rollouts, inline=bool(overrides))
+
+        def told(text: str) -> dict[str, dict[str, float]]:
+            return {name: _found(text, name, wanted) for name, wanted in ours.items()}
+
+        expected = {n: {key: number for key, (_, number) in wanted.items()} for n, wanted in ours.items()}
+        text = _when(_exported(), lambda t: told(t) == expected and panels.found(t, serves) == serves)
+    assert told(text) == expected
+    assert panels.found(text, serves) == serves
+
+
+def _exported() -> str:
+    """Where Ray shows the metrics of this node."""
     import ray
 
-    name = f"counted-{inline}"
-    overrides = {"agents.weather_agent.inline": ["weather", "policy"]} if inline else {}
-    with (
-        Gym.from_graph(panels.GRAPH, name=name, overrides=overrides) as gym,
-        panels.held(gym, tmp_path / "go"),
-    ):
-        rollouts = gym.run(ROWS, repeats=2)
-        rollouts += Gym.attach(name).run(ROWS)
-        with Gym.connect(gym.url) as remote:
-            rollouts += remote.run(ROWS)
-        turns = sum(c["calls"] for rollout in rollouts for c in rollout["model_usage"]["model"].values())
-        wanted = {
-            "rollouts_total": ({"agent": "weather_agent", "outcome": "scored"}, len(rollouts)),
-            "rollout_seconds_count": ({"agent": "weather_agent"}, len(rollouts)),
-            "verify_seconds_count": ({"server": "weather"}, len(rollouts)),
-            "calls_total": ({"server": "policy", "op": "v1/responses", "status": "200"}, turns),
-            "driver_in_flight": ({}, 0),
-        }
-        [node] = [node for node in ray.nodes() if node["Alive"]]
-        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-        for _ in range(panels.BROKEN):
-            with pytest.raises(Unavailable):
-                gym.call("broken", "v1/responses", {"input": "Hi"})
-        ours = {key: number for key, (_, number) in wanted.items()}
-        serves = panels.wanted(name, rollouts, inline=inline)
-        found = _when(url, lambda t: _found(t, name, wanted) == ours and panels.found(t, serves) == serves)
-        assert _found(found, name, wanted) == ours
-        assert panels.found(found, serves) == serves
+    [node] = [node for node in ray.nodes() if node["Alive"]]
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
 
 
 def test_a_replica_loses_what_it_had_not_passed_on_if_it_is_killed_and_nothing_if_it_is_stopped(
     deploy: Any,
 ) -> None:
-    import ray
-
-    gym = deploy("graphs/weather.yaml", name="mortal")
+    quick = {"agents.weather_agent.health_check_period_s": 1}
+    gym = deploy("graphs/weather.yaml", name="mortal", overrides=quick)
     first = gym.run(ROWS)
-    [node] = [node for node in ray.nodes() if node["Alive"]]
-    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    url = _exported()
 
     def scored(text: str) -> float:
         return _sum_in(text, "ray_gym_serve_rollouts_total", graph="mortal", outcome="scored")
@@ -314,12 +321,9 @@ def test_a_replica_loses_what_it_had_not_passed_on_if_it_is_killed_and_nothing_i
 @pytest.mark.parametrize("seconds", [21, 24, 27])
 def test_a_killed_replica_loses_at_most_its_last_15_seconds(deploy: Any, seconds: int) -> None:
     """It hands its numbers to Ray every 5 seconds, and Ray passes them on every 10."""
-    import ray
-
     name = f"killed-{seconds}"
     gym = deploy("graphs/weather.yaml", name=name)
-    [node] = [node for node in ray.nodes() if node["Alive"]]
-    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    url = _exported()
     [pid] = children_titled(f"ray::ServeReplica:{name}:weather_agent")
     ended: list[float] = []
     until = time.monotonic() + seconds

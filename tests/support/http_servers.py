@@ -174,3 +174,21 @@ class Shop(ResourcesServer):
 
     async def verify(self, request: VerifyRequest, session: Session) -> Verdict:
         return Verdict(reward=float(session.orders), said=request.response.last_text)
+
+
+os.environ["HTTP_TESTS_KEY"] = SECRET
+KEY = "${HTTP_TESTS_KEY}"
+GRAPH: dict[str, Any] = {
+    "models": {
+        "policy": {"type": "scripted_model"},
+        "told": {"type": ToldModel, "api_key": KEY},
+        "away": {"type": "http", "url": "http://127.0.0.1:9", "headers": {"authorization": f"Bearer {KEY}"}},
+    },
+    "resources": {"shop": {"type": Shop, "api_key": KEY}},
+    "agents": {
+        "clerk": {"type": "simple_agent", "model": "policy", "resources": "shop"},
+        "parrot": {"type": "simple_agent", "model": "told", "resources": "shop"},
+    },
+    "default_agent": "parrot",
+}
+"""A graph with a model of each kind, an environment and two agents."""

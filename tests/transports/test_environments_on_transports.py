@@ -16,8 +16,6 @@ TRANSPORTS = ("replica", "inline", "http")
 NAMES = (
     "gymnasium",
     "math_with_code",
-    "mcqa",
-    "session_counter",
     "workplace_assistant",
 )
 

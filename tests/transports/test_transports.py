@@ -95,7 +95,7 @@ def rollouts(gym: Gym, local: Gym) -> dict[str, dict[str, dict[str, Any]]]:
         found = {}
         # "model busy" is pushed back for as long as the timeout, which is longer than that of any stage.
         used = local if transport == LOCAL else gym
-        async for rollout in used.rollouts(rows, agent=transport, concurrency=16, timeout=20):
+        async for rollout in used.rollouts(rows, agent=transport, concurrency=16, attempts=1, timeout=15):
             del rollout["_ng_latency_s"], rollout["_ng_timeline"]
             assert rollout.pop("agent_ref")["name"] == transport
             found[rollout["_ng_rollout_id"]] = rollout

@@ -21,8 +21,6 @@ LOGPROBS = [
     {"token": "He", "logprob": -0.5, "bytes": None, "top_logprobs": [{"token": "Ha", "logprob": -1.5}]},
     {"token": "llo", "logprob": -0.25, "bytes": None, "top_logprobs": []},
 ]
-PNG = "data:image/png;base64,AA"
-WAV: Any = {"data": "AA", "format": "wav"}
 
 
 class Answer(BaseModel):
@@ -123,17 +121,6 @@ def test_sampling_of_responses(chat: openai.OpenAI, backend: Loopback) -> None:
     assert not plain.content[0].logprobs
 
 
-def test_sampling_of_responses_by_an_api(api: openai.OpenAI, backend: Loopback) -> None:
-    backend.reply = lambda path, body: response(said("Hello", logprobs=LOGPROBS))
-    answer = api.responses.create(
-        model="m", input="hi", top_logprobs=1, include=["message.output_text.logprobs"]
-    )
-    assert backend.requests[-1][0] == "/v1/responses"
-    assert (backend.asked["top_logprobs"], backend.asked["include"]) == (1, ["message.output_text.logprobs"])
-    part: Any = answer.output[0].content[0]  # type: ignore[union-attr, index]
-    assert part.logprobs[0].top_logprobs[0].logprob == -1.5
-
-
 @pytest.mark.parametrize("key", ["stop_reason", "matched_stop"])
 def test_sampling_of_messages(claude: anthropic.Anthropic, backend: Loopback, key: str) -> None:
     backend.reply = lambda path, body: completion(**{key: "END"})
@@ -147,55 +134,6 @@ def test_sampling_of_messages(claude: anthropic.Anthropic, backend: Loopback, ke
     sent = {key: backend.asked[key] for key in ("stop", "seed", "top_k", "temperature", "max_tokens")}
     assert sent == {"stop": ["END"], "seed": 7, "top_k": 5, "temperature": 0.5, "max_tokens": 9}
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "END")
-
-
-def test_parts_of_chat(client: openai.OpenAI, backend: Loopback) -> None:
-    content: Any = [
-        {"type": "text", "text": "what is it?"},
-        {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}},
-        {"type": "input_audio", "input_audio": WAV},
-        {"type": "file", "file": {"file_data": "AA", "filename": "a.pdf"}},
-    ]
-    client.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])
-    assert backend.asked["messages"] == [{"role": "user", "content": content}]
-
-
-def test_parts_of_responses(client: openai.OpenAI, backend: Loopback) -> None:
-    backend.reply = lambda path, body: response(said("Hi")) if path == "/v1/responses" else completion()
-    content: Any = [
-        {"type": "input_text", "text": "what is it?"},
-        {"type": "input_image", "image_url": PNG, "detail": "low"},
-        {"type": "input_audio", "input_audio": WAV},
-        {"type": "input_file", "file_data": "AA", "filename": "a.pdf"},
-    ]
-    client.responses.create(model="m", input=[{"role": "user", "content": content}])
-    path, body = backend.requests[-1]
-    if path == "/v1/responses":
-        assert body["input"] == [{"role": "user", "content": content}]
-        return
-    assert body["messages"][0]["content"] == [
-        {"type": "text", "text": "what is it?"},
-        {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}},
-        {"type": "input_audio", "input_audio": WAV},
-        {"type": "file", "file": {"file_data": "AA", "filename": "a.pdf"}},
-    ]
-
-
-def test_parts_of_messages(claude: anthropic.Anthropic, backend: Loopback) -> None:
-    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
-    content: Any = [{"type": "text", "text": "what is it?"}, image]
-    call: Any = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
-    result: Any = {"type": "tool_result", "tool_use_id": "c", "content": [image]}
-    messages: Any = [
-        {"role": "user", "content": content},
-        {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [result]},
-    ]
-    claude.messages.create(model="m", max_tokens=9, messages=messages)
-    shown = {"type": "image_url", "image_url": {"url": PNG, "detail": "auto"}}
-    question, _, output = backend.asked["messages"]
-    assert question["content"] == [{"type": "text", "text": "what is it?"}, shown]
-    assert output == {"role": "tool", "tool_call_id": "c", "content": [shown]}
 
 
 def test_structured_outputs_of_chat(client: openai.OpenAI, backend: Loopback) -> None:
@@ -216,15 +154,6 @@ def test_structured_outputs_of_responses(client: openai.OpenAI, backend: Loopbac
     wanted = body["text"]["format"] if path == "/v1/responses" else body["response_format"]["json_schema"]
     assert (wanted["name"], wanted["strict"]) == ("Answer", True)
     assert wanted["schema"]["required"] == ["number"]
-
-
-def test_structured_outputs_of_messages(claude: anthropic.Anthropic, backend: Loopback) -> None:
-    backend.reply = lambda path, body: completion('{"number": 4}')
-    schema: Any = Answer.model_json_schema()
-    config: Any = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
-    answer = claude.messages.create(model="m", max_tokens=9, messages=USER, extra_body=config)
-    assert answer.content[0].text == '{"number": 4}'  # type: ignore[union-attr]
-    assert backend.asked["response_format"]["json_schema"]["schema"] == schema
 
 
 def test_a_refusal_is_one_in_every_protocol(
