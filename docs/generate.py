@@ -453,7 +453,7 @@ def _text(value: Any) -> str:
 
 
 def _fields(cls: type) -> list[str]:
-    """Rows of a table: the fields of a class, with the docstrings below them."""
+    """Rows of a table: the fields of a class, with the docstrings below or the comments beside them."""
     if is_typeddict(cls):
         named = cls.__annotations__
     else:
@@ -462,13 +462,16 @@ def _fields(cls: type) -> list[str]:
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("gym_serve"):
             continue
-        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        source = textwrap.dedent(inspect.getsource(base))
+        lines, definition = source.splitlines(), ast.parse(source).body[0]
         assert isinstance(definition, ast.ClassDef)
         for node, below in pairwise([*definition.body, ast.Pass()]):
             match node, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), _ if name in named and name[0] != "_":
                     doc = below.value if isinstance(below, ast.Expr) else None
-                    meaning = doc.value if isinstance(doc, ast.Constant) else meanings_above.get(name)
+                    beside = lines[node.end_lineno - 1][node.end_col_offset :].partition("# ")[2]
+                    above = meanings_above.get(name) or beside
+                    meaning = doc.value if isinstance(doc, ast.Constant) else above
                     annotated = re.sub(r"^Annotated\[(.*), \w+\]$", r"\1", ast.unparse(node.annotation))
                     annotation = annotated.replace("|", "\\|")
                     rows.append(f"| `{name}` | `{annotation}` | {_line(meaning)} |")
