@@ -1,4 +1,4 @@
-"""`callback_model`: the trainer generates. Tokens go to its function, tokens come back (`Gym.serve_policy`).
+"""`callback_model`: the trainer generates. Tokens go to its function, tokens come back (`Policy.serve`).
 
 verl, OpenRLHF, ROLL and others own their engines and give out no address. This server is what stands between
 a conversation and such an engine (`gym_serve.deployments.tokenizing`).
@@ -71,7 +71,7 @@ class PolicyQueue:
                 left = max(begun, self._seen) + self._patience - self._clock()
                 if left <= 0 and not self._taking:
                     raise Unavailable(
-                        f"no trainer has served this model for {self._patience:g} s: see Gym.serve_policy"
+                        f"no trainer has served this model for {self._patience:g} s: see gym.policy.serve"
                     )
                 await asyncio.wait([answer], timeout=max(left, 0.05))
             found = answer.result()

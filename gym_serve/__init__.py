@@ -68,7 +68,7 @@ from gym_serve.types.rows import Failure, Rollout, Row
 if TYPE_CHECKING:
     __version__: str
 
-    from gym_serve.client import GroupStream, Gym
+    from gym_serve.client import AsyncGym, GroupStream, Gym
     from gym_serve.graph import Graph, GraphSpec, load_graph, resolve
     from gym_serve.rollouts import Budget, Group, Progress, PromptTemplate, Report, StreamCounts, merge
 
@@ -76,6 +76,7 @@ __all__ = [
     "AgentClient",
     "AgentFailed",
     "AgentServer",
+    "AsyncGym",
     "AuthorError",
     "BadRequest",
     "Budget",
@@ -142,6 +143,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AsyncGym": "gym_serve.client",
     "Gym": "gym_serve.client",
     "GroupStream": "gym_serve.client",
     "Graph": "gym_serve.graph",

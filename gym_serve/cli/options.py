@@ -214,7 +214,7 @@ class Target:
         return Gym.from_graph(
             self.graph,
             self.address,
-            self.overrides,
+            overrides=self.overrides,
             application=self.application,
             ray=self.ray,
             dashboard=self.dashboard,

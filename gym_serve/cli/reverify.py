@@ -103,7 +103,9 @@ class _Verifiers:
     """The `RolloutBackend` of the graph's verifiers."""
 
     def __init__(self, gym: Gym) -> None:
-        self._gym = gym
+        from gym_serve.client import AsyncGym
+
+        self._gym, self._awaited = gym, AsyncGym.of(gym)
         self._mode = lru_cache(maxsize=None)(lambda server: gym.call(server, "reverify_mode"))
 
     def check(self, rollout: JSON) -> None:
@@ -124,7 +126,7 @@ class _Verifiers:
         from gym_serve.servers.usage import USAGE_FIELD
 
         limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
-        verdict = await self._gym.acall(self._server_of(rollout), "verify", rollout, timeout=limit)
+        verdict = await self._awaited.call(self._server_of(rollout), "verify", rollout, timeout=limit)
         # Neither the stored reward may stand in for a missing verdict, nor the stored token counts for those
         # of this run.
         if not isinstance(verdict, dict):
@@ -157,7 +159,7 @@ class _Verifiers:
         """The agent's metrics."""
         body = {"verify_responses": rollouts}
         timeout = _AGGREGATE_SECONDS
-        metrics: JSON = await self._gym.acall(agent, "aggregate_metrics", body, timeout=timeout)
+        metrics: JSON = await self._awaited.call(agent, "aggregate_metrics", body, timeout=timeout)
         return metrics
 
     def _agent_of(self, rollout: JSON) -> JSON:

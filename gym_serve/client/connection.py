@@ -81,14 +81,14 @@ class Connection:
         """The Serve handle of a server."""
         self._refuse("handle")
 
-    def reconfigure(self, server: str, changes: JSON) -> None:
+    async def reconfigure(self, server: str, changes: JSON) -> None:
         """Change settings of a running server."""
         self._refuse("changing the settings of a server")
 
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
     ) -> None:
-        """Give all replicas of a model new weights; see `Gym.update_weights`."""
+        """Give all replicas of a model new weights; see `Policy.update_weights`."""
         self._refuse("update_weights")
 
     async def updates(self, model: str) -> int:
@@ -100,7 +100,7 @@ class Connection:
         raise NotImplementedError
 
     async def hold(self, model: str, mode: HoldMode) -> None:
-        """Hold the calls of a model; see `Gym.pause`."""
+        """Hold the calls of a model; see `Policy.pause`."""
         self._refuse("pause")
 
     async def release(self, model: str) -> None:
@@ -114,7 +114,7 @@ class Connection:
 
     async def replicas(self, server: str) -> Mapping[str, Callable[[Call], Awaitable[Reply]]]:
         """How to call each replica of a server that runs now, by its name."""
-        self._refuse("serve_policy")
+        self._refuse("policy.serve")
 
     def metrics(self) -> str:
         """The metrics of this process; see `Gym.metrics`."""
@@ -235,10 +235,10 @@ class HttpConnection(Connection):
     async def stats(self) -> JSON:
         return await page(f"{self.url}/stats", self._headers)
 
-    def reconfigure(self, server: str, changes: JSON) -> None:
+    async def reconfigure(self, server: str, changes: JSON) -> None:
         urls = changes["base_url"]
         body = {"base_urls": [urls] if isinstance(urls, str) else urls, "model": changes.get("model")}
-        loop.wait(self._steer(server, "endpoints", body))
+        await self._steer(server, "endpoints", body)
 
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any

@@ -133,12 +133,15 @@ class ClusterConnection(Connection):
         self._join()
         return DeploymentHandle(server, self.name)
 
-    def reconfigure(self, server: str, changes: JSON) -> None:
+    async def reconfigure(self, server: str, changes: JSON) -> None:
         """Change settings of a running server.
 
         Raises:
             BadRequest: this process does not hold the graph, or the server has no such settings.
         """
+        await asyncio.to_thread(self._reconfigure, server, changes)
+
+    def _reconfigure(self, server: str, changes: JSON) -> None:
         present = self._ownership.claim()
         if self.graph is None or present is None or present != self._claim:
             raise BadRequest(f"{self.name} cannot be changed here: {_holder(self.name, present)}")

@@ -40,7 +40,7 @@ _FORM = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class PauseBody(BaseModel):
-    """The body of ``/policy/pause``; see `Gym.pause`."""
+    """The body of ``/policy/pause``; see `Policy.pause`."""
 
     model_config = _FORM
 
@@ -57,7 +57,7 @@ class VersionBody(BaseModel):
 
 
 class EndpointsBody(BaseModel):
-    """The body of ``/policy/endpoints``; see `Gym.set_model_endpoints`."""
+    """The body of ``/policy/endpoints``; see `Policy.set_endpoints`."""
 
     model_config = _FORM
 
