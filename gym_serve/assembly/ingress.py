@@ -44,12 +44,7 @@ def listen() -> socket.socket:
 
 
 class ThisProcess:
-    """The `Host` of a graph that runs in this process.
-
-    Args:
-        graph: the graph.
-        runners: of its servers that run here.
-    """
+    """The `Host` of a graph that runs in this process."""
 
     def __init__(self, graph: Graph, runners: Iterable[ServerRunner]) -> None:
         self._runners = list(runners)
@@ -92,13 +87,7 @@ class ThisProcess:
 def local_gateway(
     graph: Graph, transports: Mapping[str, Transport], runners: Iterable[ServerRunner]
 ) -> Gateway:
-    """The gateway of a graph that runs in this process.
-
-    Args:
-        graph: the graph.
-        transports: to its servers, by name.
-        runners: of those that run here.
-    """
+    """The gateway of a graph that runs in this process."""
     gateway = Gateway(graph.outline(), transports, ThisProcess(graph, runners))
     gateway.public = graph.public()
     return gateway

@@ -68,11 +68,8 @@ class LocalGraph:
         return None if runner is None else runner.server
 
     async def start(self) -> None:
-        """Start the servers, each after those that it calls.
-
-        Raises:
-            GymError: a server did not start; those before it are stopped.
-        """
+        """Start the servers, each after those that it calls. Raises GymError: a server did not start; those
+        before it are stopped."""
         try:
             for name, runner in self._runners.items():
                 try:

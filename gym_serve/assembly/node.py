@@ -27,12 +27,8 @@ def constructed(
     """The runner of a node's server. It is not started.
 
     Args:
-        node: of a server that runs here.
-        client: gives the client of a server that it calls, by name.
         tracing: see `Graph.tracing`.
-        replica: name of the replica that it is a part of, if it is.
         lasting: whether its sessions may outlive this process, on another replica.
-        settings: take the place of those of the node.
     """
     assert node.cls is not None  # a remote server runs elsewhere
     settings = {**node.connected(client), **settings}

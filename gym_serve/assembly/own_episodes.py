@@ -50,13 +50,7 @@ class Queue(Protocol):
 
 
 async def answer_here(call: Call, runners: Sequence[ServerRunner], queue: Queue | None) -> Reply:
-    """Answer `LIST`, `LOOK` or `STOP` for the agents of this process.
-
-    Args:
-        call: the call.
-        runners: all servers of this process.
-        queue: of calls before the last one of them, if there is one.
-    """
+    """Answer `LIST`, `LOOK` or `STOP` for the agents of this process."""
     agents = [runner.server for runner in runners if isinstance(runner.server, AgentServer)]
     try:
         if call.op == LIST:

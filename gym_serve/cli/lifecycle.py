@@ -338,7 +338,6 @@ def graph_of(server: str, graph: str | None) -> str:
     """The running graph that has a server.
 
     Args:
-        server: name of the server.
         graph: name of the graph; None if only one has it.
 
     Raises:

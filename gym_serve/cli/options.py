@@ -84,11 +84,7 @@ FailuresOption = Annotated[
 
 
 def resolve_file(file: Path, overrides: Sequence[str] | None, application: str | None) -> Graph:
-    """The graph of a file.
-
-    Raises:
-        GraphError: all problems of the file.
-    """
+    """The graph of a file. Raises GraphError: all problems of the file."""
     source = load_graph(file, overrides=overrides or (), application=application)
     return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
 
@@ -194,11 +190,8 @@ class Target:
         return resolve_file(self.graph, self.overrides, self.application)
 
     def open(self) -> Gym:
-        """The running graph; `Gym.shutdown` stops what this call started, and nothing else.
-
-        Raises:
-            GymError: the graph cannot be reached, or did not start.
-        """
+        """The running graph; `Gym.shutdown` stops what this call started, and nothing else. Raises GymError:
+        the graph cannot be reached, or did not start."""
         from gym_serve.client import Gym
 
         if self.url is not None:
@@ -268,8 +261,7 @@ class _Command(TyperCommand):
 
 class App(typer.Typer):
     """A group of commands. Each has ``--verbose`` and ``--quiet``; on a `GymError` it ends by `stop`, and on
-    Ctrl-C with a sentence and status 130.
-    """
+    Ctrl-C with a sentence and status 130."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = _Command, **options: Any
@@ -294,7 +286,6 @@ def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
     """Parse ``KEY=VALUE`` pairs with values in YAML.
 
     Args:
-        pairs: the pairs.
         example: a valid option for error messages, e.g. ``--param temperature=0.7``.
 
     Raises:

@@ -341,11 +341,7 @@ class Human(ModelServer):
     """Asks at the terminal. A line is a message; ``/tool {"argument": 1}`` is a tool call."""
 
     async def responses(self, body: JSON) -> JSON:
-        """One turn, as a Response.
-
-        Raises:
-            BadRequest: the input ended.
-        """
+        """One turn, as a Response. Raises BadRequest: the input ended."""
         tools = [str(tool.get("name")) for tool in body.get("tools") or []]
         hint = f', or /{tools[0]} {{"argument": ...}}' if tools else ""
         try:

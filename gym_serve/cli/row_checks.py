@@ -164,10 +164,7 @@ def checked_rows(
     check: Callable[[JSON], Iterable[str]] = row_problems,
 ) -> Iterator[tuple[str, JSON | None]]:
     """The place of each line of a file, and its row; None for one with problems, which ``problems`` takes.
-
-    Raises:
-        InvalidRequest: the file cannot be opened.
-    """
+    Raises InvalidRequest: the file cannot be opened."""
     empty = True
     for where, row, reason in read_rows(file, problems.notes.append):
         empty = False

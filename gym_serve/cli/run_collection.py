@@ -51,10 +51,6 @@ Collect = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Rep
 def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int | None]:
     """Run a collection with a progress display; SIGINT and SIGTERM stop it.
 
-    Args:
-        collect: the collection.
-        output: the main file, named in the report.
-
     Returns:
         the report (None if the run was cancelled before the first rollout), and the exit status of the
         signal that stopped the run, or None.

@@ -66,11 +66,7 @@ def top(
 
 
 def _only_graph(address: str | None) -> str:
-    """The name of the one graph that runs.
-
-    Raises:
-        NotFound: none runs, or several do.
-    """
+    """The name of the one graph that runs."""
     from gym_serve.cli import local_ray
     from gym_serve.cluster.serve_compat import serve_is_running
 
@@ -84,12 +80,7 @@ def _only_graph(address: str | None) -> str:
 
 
 def _watch(gym: Gym, interval: float) -> None:
-    """Draw the page until Ctrl-C ends it; without a terminal, once.
-
-    Raises:
-        GymError: the graph does not answer at the start.
-        NotFound: it is gone, or has not answered for `_PATIENCE`.
-    """
+    """Draw the page until Ctrl-C ends it; without a terminal, once."""
     console = new_console()
     before, stats = gym.stats(), None
     answered = time.monotonic()
@@ -118,11 +109,7 @@ def page(
     """The parts of the page.
 
     Args:
-        name: of the graph.
         before: the answer of ``/stats`` that rates are taken from.
-        stats: the latest answer.
-        seconds: between the two; 0 has no rates.
-        problem: why the last request had no answer.
     """
 
     def rates(series: str, by: str) -> dict[str, float]:

@@ -33,11 +33,7 @@ class Connection:
     """A connection to a graph. Operations that a kind of connection does not support raise `BadRequest`.
 
     Args:
-        name: name of the graph.
         public: the graph without secrets, as ``/graph`` shows it.
-        url: its address over HTTP; empty if it has none.
-        default_agent: agent of the rows that name none.
-        graph: the resolved graph, if this process deployed it.
     """
 
     kind = "a graph"
@@ -92,11 +88,8 @@ class Connection:
         self._refuse("update_weights")
 
     async def updates(self, model: str) -> int:
-        """How often the weights of a model were replaced, by whichever process.
-
-        Raises:
-            Unavailable: that is not known just now.
-        """
+        """How often the weights of a model were replaced, by whichever process. Raises Unavailable: that is
+        not known just now."""
         raise NotImplementedError
 
     async def hold(self, model: str, mode: HoldMode) -> None:
@@ -123,12 +116,7 @@ class Connection:
         )
 
     def publish(self, metrics: Sequence[Metric], refresh: Callable[[], None]) -> None:
-        """Publish the driver's metrics from now on, where Prometheus finds those of the graph.
-
-        Args:
-            metrics: what to publish.
-            refresh: sets gauges to their present values.
-        """
+        """Publish the driver's metrics from now on, where Prometheus finds those of the graph."""
 
     def close(self) -> None:
         """Disconnect, and take the graph down if this connection deployed it. Safe to call twice."""
@@ -142,12 +130,8 @@ class Connection:
 
 
 class LocalConnection(Connection):
-    """A graph in this process.
-
-    Raises:
-        GraphError: the graph needs a cluster.
-        GymError: a server did not start.
-    """
+    """A graph in this process. Raises GraphError: the graph needs a cluster; GymError: a server did not
+    start."""
 
     kind = "a graph in this process (ray=False)"
 
@@ -285,8 +269,6 @@ async def page(
     """The JSON object that a gateway answers at ``url``, with one of the HTTP statuses ``fine``.
 
     Args:
-        url, headers: of the request.
-        fine: see above.
         body: what to post; None for a ``GET``.
 
     Raises:

@@ -67,10 +67,7 @@ class ClusterConnection(Connection):
 
     Args:
         cluster: the cluster; None for a copy in another process, which joins it when it is first used.
-        name: name of the application.
         public, url, default_agent: see `Connection`.
-        graph, claim: the graph, and the claim to it, where this process holds it; `close` then takes it down.
-        auth_token: the graph's bearer token, if it is known.
     """
 
     kind = "a graph on a Ray cluster"
@@ -117,10 +114,7 @@ class ClusterConnection(Connection):
 
     async def stats(self) -> JSON:
         """See `Connection.stats`. It asks the replicas, as a handle would wait for a graph that is gone.
-
-        Raises:
-            NotFound: the graph does not run any more.
-        """
+        Raises NotFound: the graph does not run any more."""
         self._join()
         sections = [self.public.get(section) or {} for section in SECTIONS]
         own = [name for servers in sections for name, node in servers.items() if node["type"] != "http"]
@@ -134,11 +128,8 @@ class ClusterConnection(Connection):
         return DeploymentHandle(server, self.name)
 
     async def reconfigure(self, server: str, changes: JSON) -> None:
-        """Change settings of a running server.
-
-        Raises:
-            BadRequest: this process does not hold the graph, or the server has no such settings.
-        """
+        """Change settings of a running server. Raises BadRequest: this process does not hold the graph, or
+        the server has no such settings."""
         await asyncio.to_thread(self._reconfigure, server, changes)
 
     def _reconfigure(self, server: str, changes: JSON) -> None:
@@ -228,9 +219,7 @@ def deploy(
     """Deploy a graph, take it over, or join it where it runs already.
 
     Args:
-        source, graph: the graph.
         address, dashboard: see `Cluster`.
-        terms: what the run asks for.
 
     Raises:
         Conflict: another graph runs under the name, or the graph belongs to another run.
@@ -273,11 +262,7 @@ def deploy(
 
 
 def _running(name: str) -> ApplicationStatusOverview | None:
-    """An application that runs or starts; one that is being deleted is waited for.
-
-    Raises:
-        Conflict: it does not end.
-    """
+    """An application that runs or starts; one that is being deleted is waited for."""
     ends = time.monotonic() + _ENDING_SECONDS
     while True:
         application = serve.status().applications.get(name)
@@ -291,12 +276,7 @@ def _running(name: str) -> ApplicationStatusOverview | None:
 def _joined(
     running: ApplicationStatusOverview, source: GraphSource, graph: Graph, terms: Terms
 ) -> Claim | None:
-    """This process's claim to a graph that runs already; None where it only joins it.
-
-    Raises:
-        Conflict: it is another graph, or belongs to another run.
-        Unavailable: it does not start.
-    """
+    """This process's claim to a graph that runs already; None where it only joins it."""
     name = source.name
     described = _described(name) if _is_graph(running) else None
     if described is None or described.public != graph.public():
@@ -329,12 +309,8 @@ def _holder(name: str, present: Claim | None) -> str:
 
 
 def attach(name: str, address: str | None) -> ClusterConnection:
-    """Join a running graph by its name.
-
-    Raises:
-        NotFound: no such application, or it is no graph.
-        Unavailable: it does not answer.
-    """
+    """Join a running graph by its name. Raises NotFound: no such application, or it is no graph;
+    Unavailable: it does not answer."""
     cluster = Cluster(address)
     try:
         applications = serve.status().applications
@@ -370,11 +346,7 @@ def launch(
     the version before it is deployed again, with the replicas of it that are left.
 
     Args:
-        graph: the graph.
-        name, prefix: name and route prefix of its application.
-        source: its file, for the error.
-        checked: True where the cluster is a Ray that was started on this machine for this graph, after
-            `problems_here`: no worker is asked again.
+        checked: True after `problems_here` of a Ray that was started here for this graph: no worker is asked.
         owned: whether the graph belongs to the run that claims it, and ends with it.
         with_code: whether the nodes get this machine's own code of the graph (`gym_serve.cluster.code`).
 
@@ -455,11 +427,7 @@ def _described(name: str) -> Description:
 
 
 def _answered(asked: Any, name: str) -> Any:
-    """What the gateway answers.
-
-    Raises:
-        Unavailable: it does not answer.
-    """
+    """What the gateway answers."""
     try:
         return asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
     except TimeoutError:

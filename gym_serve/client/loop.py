@@ -74,11 +74,8 @@ async def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Like `run`, but blocking; an interrupt cancels the coroutine, and waits until it has ended.
-
-    Raises:
-        RuntimeError: called on that loop itself, which would deadlock.
-    """
+    """Like `run`, but blocking; an interrupt cancels the coroutine, and waits until it has ended. Raises
+    RuntimeError: called on that loop itself, which would deadlock."""
     there, running = _loop(), _Blocking(work)
     if _here() is there:
         work.close()
@@ -178,7 +175,6 @@ def awaitables(items: AsyncIterator[T], count: int) -> Iterator[Awaitable[T]]:
 
     Args:
         items: the stream; it is read from the first step on, whether its items are awaited or not.
-        count: the number of its items.
     """
     done: asyncio.Queue[T | Exception] = asyncio.Queue()
 

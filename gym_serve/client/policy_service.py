@@ -40,7 +40,6 @@ class PolicyService:
     """Serves a policy until `stop`.
 
     Args:
-        name: of the model, for messages.
         generate: see `Generate`.
         replicas: see `Replicas`.
         max_batch: most requests of a batch.

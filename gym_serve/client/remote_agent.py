@@ -71,12 +71,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Sends the rows of this process to a graph at a URL, in batches. Use it in one event loop.
-
-    Args:
-        url: of the graph.
-        headers: of every request.
-    """
+    """Sends the rows of this process to a graph at a URL, in batches. Use it in one event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = f"{url}/rollouts"
@@ -88,11 +83,6 @@ class Batcher:
 
     async def episode(self, agent: str, row: bytes, traceparent: str | None = None) -> Reply:
         """One episode of a row. Cancelling all callers of a batch cancels its episodes.
-
-        Args:
-            agent: who runs it.
-            row: its JSON.
-            traceparent: the span that it is a part of.
 
         Returns:
             what ``POST /{agent}/run`` answers. Where the graph cannot be reached, that is a failure, too.
@@ -188,11 +178,7 @@ class Batcher:
             _fail(batch, GymError(f"{self._url}: {type(error).__name__}: {error}"))
 
     async def _lines(self, batch: Sequence[_Waiting]) -> AsyncIterator[bytes]:
-        """The lines of one response; the first one is empty, and says that the gateway has taken the rows.
-
-        Raises:
-            GymError: the gateway refuses the request.
-        """
+        """The lines of one response; the first one is empty, and says that the gateway has taken the rows."""
         spans = {str(n): one.traceparent for n, one in enumerate(batch) if one.traceparent is not None}
         members = {"agent": batch[0].agent, "concurrency": _CONCURRENCY, "traceparents": spans}
         body = b'%s,"rows":[%s]}' % (encode(members)[:-1], b",".join(one.row for one in batch))
@@ -223,14 +209,7 @@ class Batcher:
 
 
 class RemoteAgent(HttpTransport):
-    """Reaches an agent of a graph at a URL: its episodes in batches, all else by a request each.
-
-    Args:
-        server: its name.
-        url: of the graph.
-        headers: of every request.
-        batcher: sends the episodes.
-    """
+    """Reaches an agent of a graph at a URL: its episodes in batches, all else by a request each."""
 
     def __init__(self, server: str, url: str, headers: Mapping[str, str], batcher: Batcher) -> None:
         super().__init__(server, f"{url}/{server}", headers)

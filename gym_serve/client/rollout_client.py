@@ -115,10 +115,6 @@ class RolloutClient(RolloutBackend):
 
     Args:
         graph: the graph without secrets, as ``/graph`` shows it.
-        default_agent: the agent of rows that name none.
-        transport: reaches a server by its name.
-        resolved: the graph itself, where this process has it.
-        name: name of the graph, for messages.
     """
 
     def __init__(
@@ -140,11 +136,8 @@ class RolloutClient(RolloutBackend):
         self._endpoint: ModelEndpoint | None = None
 
     def at(self, endpoint: Any) -> RolloutClient:
-        """A client of the same graph whose rows have the model at ``endpoint``, if they name no other.
-
-        Raises:
-            InvalidRequest: it is no endpoint; see `ModelEndpoint.read`.
-        """
+        """A client of the same graph whose rows have the model at ``endpoint``, if they name no other. Raises
+        InvalidRequest: it is no endpoint; see `ModelEndpoint.read`."""
         if endpoint is None:
             return self
         client = copy(self)
@@ -176,11 +169,7 @@ class RolloutClient(RolloutBackend):
         )
 
     def runner_options(self, options: RolloutOptions, attempts: int) -> RunnerOptions:
-        """How attempts are run, by the options.
-
-        Raises:
-            TypeError: an option that there is not.
-        """
+        """How attempts are run, by the options. Raises TypeError: an option that there is not."""
         if unknown := options.keys() - RolloutOptions.__annotations__.keys():
             raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
         return RunnerOptions(
@@ -210,11 +199,8 @@ class RolloutClient(RolloutBackend):
             cls.check_row(row, verified=not agent.get("skip_verification"))
 
     async def run(self, row: JSON) -> JSON:
-        """One episode of a materialized row; cancelling it cancels the episode.
-
-        Raises:
-            GymError: what was answered instead of a rollout.
-        """
+        """One episode of a materialized row; cancelling it cancels the episode. Raises GymError: what was
+        answered instead of a rollout."""
         agent = AgentClient(self._transport(self._agent_of(row)))
         # Not `agent.run`: every coroutine that waits counts where thousands of episodes are in flight.
         key = str(row["_ng_rollout_id"])

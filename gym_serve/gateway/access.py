@@ -42,7 +42,6 @@ class Access:
     """Checks whether a request may be answered.
 
     Args:
-        tokens: bearer tokens, each of which is accepted; none for an open graph.
         insecure: whether an open graph may be called by any host name and from anywhere.
     """
 
@@ -56,11 +55,8 @@ class Access:
         return bool(self._tokens)
 
     def check_origin(self, request: Request) -> None:
-        """Refuse requests of web pages other than the graph's own.
-
-        Raises:
-            Forbidden: the page has another origin, or calls an open graph by a foreign host name.
-        """
+        """Refuse requests of web pages other than the graph's own. Raises Forbidden: the page has another
+        origin, or calls an open graph by a foreign host name."""
         host = request.headers.get("host", "").lower()
         for origin in request.headers.getlist("origin"):
             if not _is_same(origin.lower(), host):
@@ -77,12 +73,8 @@ class Access:
         return self.secured and not shown
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request without a valid token or pass.
-
-        Raises:
-            Unauthorized: it has none, or a wrong one.
-            Forbidden: it has a pass, but does not come from a page of the graph.
-        """
+        """Refuse a request without a valid token or pass. Raises Unauthorized: it has none, or a wrong one;
+        Forbidden: it has a pass, but does not come from a page of the graph."""
         if not self._tokens:
             return
         headers = request.headers
@@ -97,11 +89,7 @@ class Access:
             raise Unauthorized("send the graph's auth_token as 'Authorization: Bearer <token>'")
 
     def pass_of(self, token: str) -> str:
-        """A pass for whoever knows a token.
-
-        Raises:
-            Unauthorized: nobody has this token.
-        """
+        """A pass for whoever knows a token. Raises Unauthorized: nobody has this token."""
         given = token.strip().encode("utf-8", "replace")
         if not self._is_token(given):
             raise Unauthorized("This is not a token of the graph")
@@ -135,7 +123,6 @@ def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -
 
     Args:
         host: where Serve listens; None if it does not.
-        tokens, insecure: of the graph.
     """
     if host is None or tokens or insecure or is_loopback(host):
         return None

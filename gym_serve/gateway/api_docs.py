@@ -277,11 +277,7 @@ def openapi(
     """The OpenAPI 3.1 document.
 
     Args:
-        prefix: of the application's routes.
-        nodes: the servers.
         described: by server, the answer of its `DESCRIBE` operation; None if there was none.
-        pages: pages that packages add to every graph, by name.
-        default_agent: agent of the rows that name none.
         secured: whether requests need a bearer token.
     """
     schemas: dict[str, Any] = {"Error": _ERROR, "McpError": {"anyOf": [_ERROR, _RPC_ERROR]}}

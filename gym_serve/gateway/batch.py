@@ -82,8 +82,6 @@ class Batches:
     """Answers ``POST /rollouts``.
 
     Args:
-        graph: the outline of the graph.
-        transports: reach its servers, by name.
         leaving: whether this gateway is being stopped, which would wait for open responses.
     """
 
@@ -96,13 +94,8 @@ class Batches:
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
 
     async def answer(self, request: Request) -> StreamingResponse:
-        """Answer a request.
-
-        Raises:
-            BadRequest: its body is no JSON.
-            InvalidRequest: the body does not fit, or rows cannot be used; names all problems.
-            TooLarge: the body is.
-        """
+        """Answer a request. Raises BadRequest: its body is no JSON; InvalidRequest: the body does not fit,
+        or rows cannot be used; names all problems; TooLarge: the body is."""
         body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         rows, batch, endpoint = await asyncio.to_thread(self._read, body)
         return _Lines(self._stream(rows, batch, endpoint, wire.traceparent_of(request)))

@@ -56,13 +56,7 @@ logger = logging.getLogger("gym_serve")
 
 
 class Gateway:
-    """Answers HTTP for a graph.
-
-    Args:
-        graph: the outline of the graph.
-        transports: to its servers, by name.
-        host: the process that it answers in.
-    """
+    """Answers HTTP for a graph."""
 
     def __init__(self, graph: Graph, transports: Mapping[str, Transport], host: Host) -> None:
         self._graph = graph

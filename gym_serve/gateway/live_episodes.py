@@ -37,11 +37,7 @@ _FRESH_SECONDS = 0.5  # for which the list is remembered: many may look
 
 
 class LiveEpisodesOfGraph:
-    """All episodes of a graph.
-
-    Args:
-        processes: where they run.
-    """
+    """All episodes of a graph."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -52,7 +48,6 @@ class LiveEpisodesOfGraph:
         """Answer a request.
 
         Args:
-            request: the request.
             path: its path below the graph's, which begins with ``episodes``.
 
         Raises:
@@ -80,26 +75,13 @@ class LiveEpisodesOfGraph:
 
     async def look(self, id: str, known: str | None = None) -> JSON:
         """One episode: what it is doing, and under ``rollout`` what there is of it, with a ``version``.
-
-        Args:
-            id: its id.
-            known: a version that the caller has; that one is left out.
-
-        Raises:
-            NotFound: it is gone.
-            DeadlineExceeded: its replica does not answer.
-        """
+        Raises NotFound: it is gone; DeadlineExceeded: its replica does not answer."""
         found: JSON = (await self._tell(id, LOOK, known=known)).json()
         return {"id": id, **found}
 
     async def stop(self, id: str) -> JSON:
-        """Stop an episode.
-
-        Raises:
-            NotFound: it is gone.
-            Conflict: it has ended, or waits no more.
-            DeadlineExceeded: its replica does not answer.
-        """
+        """Stop an episode. Raises NotFound: it is gone; Conflict: it has ended, or waits no more;
+        DeadlineExceeded: its replica does not answer."""
         found: JSON = (await self._tell(id, STOP)).json()
         self._listed = 0.0
         return {"id": id, **found}

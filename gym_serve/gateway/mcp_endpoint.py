@@ -47,12 +47,7 @@ class McpExchange:
     """One request of an MCP client, and its answer.
 
     Args:
-        server: name of the environment.
-        transport: to it.
-        session: the session that the request names, if any.
-        request_id: names the request in logs.
         timeout: seconds that the client waits, None for no limit.
-        traceparent: the client's span, if it names one.
 
     Attributes:
         session: the session that the request belongs to, opened by it or not.
@@ -77,12 +72,8 @@ class McpExchange:
         self._gone: GymError | None = None
 
     async def answer(self, request: Request, body: bytes) -> Response:
-        """Answer a ``POST`` with this body.
-
-        Raises:
-            SessionNotFound: the session that it names has ended; open another.
-            GymError: no session could be opened for the client.
-        """
+        """Answer a ``POST`` with this body. Raises SessionNotFound: the session that it names has ended; open
+        another; GymError: no session could be opened for the client."""
         opened = self.session is None and _begins(body)
         if opened:
             await self._open()

@@ -100,10 +100,6 @@ async def steer(
     """Answer a request.
 
     Args:
-        request: the request.
-        model, op: the model server, and the operation.
-        transport: reaches the model.
-        host: where the graph runs.
         settings: those of the model, as ``/graph`` shows them.
         secured: whether the graph has a token.
         limit: the most bytes of a body.

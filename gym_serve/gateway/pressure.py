@@ -32,10 +32,6 @@ _MOST = 100.0  # a server that refuses everything
 def pressure(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
     """The bottleneck of the graph, by the counts of its replicas.
 
-    Args:
-        reports: counts by server.
-        agents: names of the agents: their calls are the rollouts in flight.
-
     Returns:
         ``servers`` with their sums, loads and autoscaling; the ``bottleneck`` with its ``load`` and
         ``reason``; ``rollouts`` in flight; and a recommended ``concurrency``, None while nothing runs.

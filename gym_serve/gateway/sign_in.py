@@ -46,13 +46,7 @@ def wants_form(request: Request) -> bool:
 
 
 def form(root: str, page: str, error: GymError | None = None) -> HTMLResponse:
-    """The page that asks for the token.
-
-    Args:
-        root: path of the graph; empty for the root.
-        page: the page below it to go on with.
-        error: why the last try failed.
-    """
+    """The page that asks for the token."""
     title = html.escape(root.strip("/") or "gym_serve")
     page = page if _PAGE.fullmatch(page) else ""
     told = "" if error is None else f"<p role=alert>{html.escape(error.message)}.</p>"
@@ -69,12 +63,8 @@ def form(root: str, page: str, error: GymError | None = None) -> HTMLResponse:
 
 
 async def answer(request: Request, root: str, access: Access) -> Response:
-    """Answer a request for ``/sign-in``.
-
-    Raises:
-        TooLarge, BadRequest: the form is none.
-        Overloaded: the client guesses tokens.
-    """
+    """Answer a request for ``/sign-in``. Raises TooLarge, BadRequest: the form is none; Overloaded: the
+    client guesses tokens."""
     path = f"{quote(root)}/"
     if request.method == "DELETE":
         response: Response = Response(status_code=204)

@@ -31,7 +31,6 @@ def stats(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
 
     Args:
         reports: by server, the answer of each of its replicas to `STATS`.
-        agents: names of the agents.
 
     Returns:
         the keys of `pressure`, and those of `merged`.
@@ -49,9 +48,6 @@ def stats(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
 
 def merged(replicas: Iterable[Sequence[JSON]]) -> dict[str, list[JSON]]:
     """The numbers of several processes together.
-
-    Args:
-        replicas: the `counts` of each.
 
     Returns:
         by series: a list of ``labels`` and ``value``.

@@ -167,11 +167,8 @@ async def body_of(request: Request, limit: int) -> bytes:
 
 
 def timeout_of(request: Request) -> float | None:
-    """Seconds that the client waits; None for no limit.
-
-    Raises:
-        BadRequest: the header is not a positive number.
-    """
+    """Seconds that the client waits; None for no limit. Raises BadRequest: the header is not a positive
+    number."""
     given = request.headers.get("x-request-timeout")
     if given is None:
         return None
@@ -199,7 +196,6 @@ def known_agent(name: object, agents: Sequence[str]) -> str:
 
     Args:
         name: as the row says it, else the default agent; None for none.
-        agents: those of the graph.
 
     Raises:
         InvalidRequest: nothing names it.
@@ -258,12 +254,7 @@ def _may_stand_in(key: str, request: bytes) -> bool:
 
 
 def answer(reply: Reply, request: Request | None = None) -> Response:
-    """The reply, unchanged: a model reads the error of a tool, so nothing is added to its body.
-
-    Args:
-        reply: the reply.
-        request: what it answers, where that may ask for the reply's notes.
-    """
+    """The reply, unchanged: a model reads the error of a tool, so nothing is added to its body."""
     if request is not None and request.headers.get(HEADER) == ASKED:
         content, headers = with_notes(reply)
         response = Response(content, reply.status, headers, media_type=_MEDIA_TYPE)

@@ -291,11 +291,7 @@ class _ServerReader:
         return join(self.path, self._branch, setting) if is_of_branch else join(self.path, setting)
 
     def read(self, value: Any, variables: Variables, *, literal_secrets: bool) -> bool:
-        """Read the server.
-
-        Returns:
-            whether it is in the graph, if broken: false for one whose branch is missing.
-        """
+        """Read the server."""
         if not isinstance(value, Mapping):
             self.problems.append((self.path, f"must be a mapping with a `type`, got {word_for(value)}"))
             return True

@@ -41,7 +41,6 @@ def describe(columns: Mapping[str, Sequence[float]], num_rollouts: int) -> dict[
     """Statistics keyed ``{statistic}/{field}``.
 
     Args:
-        columns: each field's values over the rollouts that have it; none is empty.
         num_rollouts: how many rollouts the columns were read from.
     """
     stats: dict[str, float] = {}
@@ -110,7 +109,6 @@ def majority_curve(votes: Sequence[tuple[Hashable, float | None]], max_k: int) -
     Args:
         votes: each rollout's answer (None: no answer) and score. A vote is the pair: the same
             answer scored in two ways counts as two candidates, and ties are averaged.
-        max_k: length of the curve; past the last rollout it stays level.
     """
     curve: list[float] = []
     counts: Counter[tuple[Hashable, float]] = Counter()
@@ -176,12 +174,8 @@ class Clusters:
         ]
 
     def interval(self, numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float]:
-        """The 2.5% and 97.5% quantiles of ``sum(numerators) / sum(denominators)`` over the draws.
-
-        Args:
-            numerators: one sum for each cluster.
-            denominators: likewise; not all zero. A draw of clusters without any is left out.
-        """
+        """The 2.5% and 97.5% quantiles of ``sum(numerators) / sum(denominators)`` over the draws. There is
+        one of both for each cluster; a draw whose denominators are all 0 is left out."""
         ratios = {n / d for n, d in zip(numerators, denominators, strict=True) if d}
         if len(ratios) == 1:
             only = ratios.pop()
@@ -203,7 +197,6 @@ def wilson(share: float, size: float) -> tuple[float, float]:
     """Wilson's 95% interval of a share from 0 to 1.
 
     Args:
-        share: the share found.
         size: in how many independent trials; more than 0.
     """
     shrink = 1 + Z * Z / size
@@ -216,7 +209,6 @@ class Figure:
     """One average over tasks, accumulated by cluster.
 
     Args:
-        clusters: the clusters of the report's tasks.
         scale: 100 for a percentage.
         binary: whether every value of a rollout is 0 or 1, so that the average is a share.
     """
@@ -240,7 +232,6 @@ class Figure:
         """Add one task.
 
         Args:
-            cluster: its cluster.
             total, count: the sum of its values and how many they are (at least one).
             rollouts: from how many rollouts they come.
         """

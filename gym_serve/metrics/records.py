@@ -128,11 +128,8 @@ def _labels(rollout: Mapping[str, Any], spec: MetricSpec) -> tuple[str | None, .
 
 
 def read_index(rollout: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """The task or rollout index of a rollout.
-
-    Raises:
-        InvalidRequest: it is not a 64-bit integer, or is missing and has no ``default``.
-    """
+    """The task or rollout index of a rollout. Raises InvalidRequest: it is not a 64-bit integer, or is
+    missing and has no ``default``."""
     value = rollout.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         raise InvalidRequest(f"`{key}` must be a 64-bit integer, got a {type(value).__name__}")

@@ -55,8 +55,6 @@ class ScoreMetrics:
     """Accumulates tasks one by one, and holds nothing of them.
 
     Args:
-        shape: made from the same tasks beforehand.
-        clusters: clusters of the tasks, for the confidence intervals.
         spec: whether there is an answer to vote on, and whether to add ``avg_sample_std_dev``.
     """
 
@@ -167,7 +165,6 @@ def overall_metrics(groups: Groups, spec: MetricSpec) -> dict[str, Metrics]:
     Args:
         groups: each with a rollout at least (a task whose rollouts all failed has no score,
             rather than a score of 0).
-        spec: the environment's metrics.
     """
     clusters = Clusters(len(groups))
     agent_metrics, confidence = _field_metrics(groups, spec, clusters)
@@ -264,7 +261,6 @@ def select_key_metrics(agent_metrics: Mapping[str, Any], patterns: Iterable[str]
     """The metrics whose keys match a pattern, in the order of the patterns.
 
     Args:
-        agent_metrics: all metrics by key.
         patterns: keys in which ``*`` stands for any text and ``{k}`` for a number. Of the keys
             that match a pattern with ``{k}``, those with the highest k count: for each subset by
             itself where the pattern starts with ``*/``. Such a pattern never takes the spread of

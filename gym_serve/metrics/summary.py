@@ -85,9 +85,7 @@ def summarize(
     """One row for each aggregator, in the mapping's order.
 
     Args:
-        aggregators: the rollouts, by name.
         asked: how many rollouts were asked for, where that is known; else those that have ended count.
-        failures: what a failed rollout counts as.
     """
     known = asked or {}
     return [_summarize(name, one, known.get(name, 0), failures) for name, one in aggregators.items()]
@@ -133,7 +131,6 @@ def mean_over_tasks(values: list[list[float]], *, binary: bool, scale: float = 1
     """The mean over tasks of the mean of each.
 
     Args:
-        values: of each task, those of its rollouts; none is empty.
         binary: whether all values are 0 or 1.
         scale: see `Figure`.
     """

@@ -165,11 +165,7 @@ METRICS: tuple[Metric, ...] = tuple(
 
 
 class TokenMeter:
-    """Counts the tokens of one model.
-
-    Args:
-        model: name of the model server.
-    """
+    """Counts the tokens of one model."""
 
     def __init__(self, model: str) -> None:
         self._cells = tuple(TOKENS.cell(model, kind) for kind in ("input", "cached", "output"))
@@ -188,12 +184,7 @@ class TokenMeter:
 
 
 class RolloutMeter:
-    """Counts the rollouts of one agent.
-
-    Args:
-        agent: name of the agent.
-        environment: name of the environment whose sessions its rollouts have.
-    """
+    """Counts the rollouts of one agent."""
 
     def __init__(self, agent: str, environment: str) -> None:
         self._agent = agent
@@ -207,7 +198,6 @@ class RolloutMeter:
 
         Args:
             rollout: None where its episode was cancelled.
-            turns: its model calls.
         """
         self._add_turns(turns)
         self._add_seconds(seconds)

@@ -61,7 +61,6 @@ class CallMeter:
     """Counts the calls of one operation of a server, and their CPU time.
 
     Args:
-        server: the server whose calls they are.
         op: the operation, or ``unknown``.
 
     Attributes:
@@ -110,12 +109,7 @@ class _Measured(NamedTuple):
 
 
 class _Timed(Generic[T]):
-    """Awaits a coroutine, and times its turns.
-
-    Args:
-        work: the coroutine.
-        measure: what counts it; None only to leave it out of the call around it.
-    """
+    """Awaits a coroutine, and times its turns."""
 
     __slots__ = ("_measure", "_work")
 
@@ -170,11 +164,7 @@ def measured_in_thread(work: Callable[[], T]) -> T:
 
 
 class OtherCpu:
-    """Counts what this process uses from now on outside of its calls.
-
-    Args:
-        server: the server that it belongs to.
-    """
+    """Counts what this process uses from now on outside of its calls."""
 
     def __init__(self, server: str) -> None:
         self._server = server

@@ -58,7 +58,6 @@ def admits(*kind: str, now: float | None = None) -> str | None:
     """Whether a fault of this kind may be logged: the first 5 a minute.
 
     Args:
-        kind: what makes it one of its kind, of which there are few.
         now: the time, in seconds of the monotonic clock.
 
     Returns:
@@ -85,9 +84,6 @@ def fault(
 
     Args:
         server: where it happened; None for the server of the process.
-        kind: its kind, one of few.
-        message: what happened.
-        level: level of the record.
         rollout: which one met it; None for that of the context.
     """
     if _FAULTS.isEnabledFor(level) and (more := admits(server or "", kind)) is not None:
@@ -106,9 +102,6 @@ def write_log(
     """Write the log of this process from now on.
 
     Args:
-        directory: folder of the file.
-        about: graph, server and replica.
-        format: of a record: a line for people, or a JSON object.
         level: the least that gym_serve's own records must have; other loggers keep their levels.
         access: whether every call is logged.
         context: the ``rollout``, ``session`` and ``request`` that this thread or task works for.
@@ -206,8 +199,6 @@ def read_log(
     """Records of servers, those of replicas that are gone and of files that were rotated too.
 
     Args:
-        directory: folder of the files.
-        servers: graph and server.
         positions: where to begin, by the file (see `_identity`); others are read from their begin.
         level: the least level of a record.
         rollout: only records of this rollout, with all of its attempts.

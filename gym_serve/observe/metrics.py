@@ -60,8 +60,6 @@ class Metric:
 
     Args:
         name: name without the prefix ``gym_serve_``.
-        help: what it counts, one sentence, with the unit.
-        labels: names of its labels.
     """
 
     kind = "untyped"
@@ -147,9 +145,6 @@ class Values:
 
     A value waits in a list until somebody reads, or there are `_TOGETHER` (`settle`): to sort a value and
     count it with its neighbours costs a third of looking for its bucket.
-
-    Args:
-        bounds: of the histogram.
 
     Attributes:
         add: records a value. It is the method of the list, which costs a third of a function.
@@ -253,12 +248,7 @@ Select = Callable[[tuple[str, ...]], "tuple[str, ...] | None"]
 
 
 class HistogramView(Histogram):
-    """A histogram of the values of another one under other labels: each value is recorded once.
-
-    Args:
-        source: where the values are recorded.
-        select: the labels here for labels there.
-    """
+    """A histogram of the values of another one under other labels: each value is recorded once."""
 
     def __init__(
         self, name: str, help: str, labels: Sequence[str], source: Histogram, select: Select
@@ -307,12 +297,7 @@ class Tally(Counter):
 
 
 def render(metrics: Sequence[Metric], constant: dict[str, str] | None = None) -> str:
-    """Metrics in Prometheus's text format (https://prometheus.io/docs/instrumenting/exposition_formats/).
-
-    Args:
-        metrics: what to render.
-        constant: labels that every series gets, such as the graph's name.
-    """
+    """Metrics in Prometheus's text format (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
     lines: list[str] = []
     for metric in metrics:
         lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]

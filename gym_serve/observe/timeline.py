@@ -104,11 +104,7 @@ class Recorder:
         """Record a step that ends now, other than a model call.
 
         Args:
-            kind: what it was.
             begun: `time.monotonic` moment of its beginning.
-            server: index of the server; see `server`.
-            columns: what steps of this kind have on top.
-            status: HTTP status of the answer.
         """
         ended = time.monotonic()
         start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
@@ -133,14 +129,9 @@ class Recorder:
         """Record a model call that ends now.
 
         Args:
-            stage: stage of the episode that made it.
             begun: `time.monotonic` moment of its beginning.
-            server: name of the model server.
             answer: its decoded body: a Response, a ChatCompletion, or anything else; None if it failed.
-            asked: the body of the request.
-            status: HTTP status of the answer.
             tokens: of the prompt, those of them that were cached, and of the answer; None if unknown.
-            notes: of the reply.
         """
         ended = time.monotonic()
         finish: str | None = None
@@ -218,9 +209,6 @@ class Recorder:
         """The timeline of a rollout.
 
         Args:
-            agent: name of the agent.
-            notes: of the agent's own call: its replica, and how long it was queued.
-            wall: Unix time of the beginning.
             now: `time.monotonic` moment of the end.
         """
         made: Json = {

@@ -10,11 +10,7 @@ from gym_serve.servers.transport import Call, Reply
 
 
 class InlineTransport:
-    """Reaches a server inside this process.
-
-    Args:
-        runner: of the server.
-    """
+    """Reaches a server inside this process."""
 
     def __init__(self, runner: ServerRunner) -> None:
         self.server = runner.server.name

@@ -29,11 +29,7 @@ EMPTY: dict[str, Any] = {"tags": [], "comment": "", "reward": None, "by": "", "a
 
 
 class Annotations:
-    """The annotations of one run.
-
-    Args:
-        path: their file; it need not exist.
-    """
+    """The annotations of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,12 +71,8 @@ class Annotations:
                 yield {"n": n, **found}
 
     def put(self, n: int, id_: str, given: Any) -> dict[str, Any]:
-        """Note something of a rollout, in place of what was noted before.
-
-        Raises:
-            InvalidRequest: it is no annotation.
-            BadRequest: the file cannot be written.
-        """
+        """Note something of a rollout, in place of what was noted before. Raises InvalidRequest: it is no
+        annotation; BadRequest: the file cannot be written."""
         found = {"n": n, "id": id_, **_checked(given), "at": round(time.time(), 3)}
         with self._lock:
             try:

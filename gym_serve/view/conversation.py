@@ -47,8 +47,6 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
     """A rollout for the page.
 
     Args:
-        reading: of the run's index.
-        n: the rollout's number.
         begin, end: which items; by default the first and the last thousand.
 
     Raises:
@@ -65,13 +63,7 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
 
 
 def shown_rollout(raw: JSON, row: JSON, begin: int | None = None, end: int | None = None) -> JSON:
-    """A rollout for the page, without its place in a file.
-
-    Args:
-        raw: the rollout.
-        row: its row of the table.
-        begin, end: see `read_rollout`.
-    """
+    """A rollout for the page, without its place in a file."""
     given = _object(raw.get("responses_create_params"))
     response = _object(raw.get("response"))
     everything = _Conversation(raw, given, response)

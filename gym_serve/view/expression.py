@@ -60,7 +60,6 @@ class BadExpression(InvalidRequest):
     """A filter that cannot be understood.
 
     Args:
-        message: what is wrong.
         position: where, in characters from 0; None if that is not known.
     """
 
@@ -73,7 +72,6 @@ def check(expression: str, own: Collection[str] | None) -> None:
     """See that an expression is one condition over the table.
 
     Args:
-        expression: of whoever asks.
         own: the names ``fields.NAME`` and ``row.NAME`` that there are; None while that is not known.
 
     Raises:
@@ -116,9 +114,7 @@ def condition(expression: str, own: Mapping[str, str], tagged: Callable[[str], l
     """The condition in SQL, of an expression that `check` has passed.
 
     Args:
-        expression: the filter.
         own: the columns of ``fields.NAME`` and ``row.NAME``; another one is NULL.
-        tagged: the numbers of the rollouts with a tag.
     """
 
     def written(match: re.Match[str]) -> str:
@@ -143,11 +139,7 @@ def condition(expression: str, own: Mapping[str, str], tagged: Callable[[str], l
 
 
 def sort_key(name: str, own: Mapping[str, str]) -> str:
-    """What to sort by, in SQL.
-
-    Raises:
-        BadExpression: there is no such name.
-    """
+    """What to sort by, in SQL. Raises BadExpression: there is no such name."""
     if name in _DETAILS:
         return f"(SELECT details.{name} FROM details WHERE details.n = rollouts.n)"
     key = own.get(name, "NULL") if name.startswith(("fields.", "row.")) else COLUMNS.get(name)

@@ -58,14 +58,7 @@ class _Position:
 
 
 class _Lines:
-    """One file of a run, read line by line.
-
-    Args:
-        key: ``main`` or ``failures``.
-        path: the file; it need not be there.
-        folder: of the index, for the decompressed copy.
-        tables: where lines that are no rollouts are told.
-    """
+    """One file of a run, read line by line."""
 
     def __init__(self, key: str, path: Path, folder: Path, tables: Tables) -> None:
         self.key = key
@@ -87,12 +80,7 @@ class _Lines:
         return self.at.of_another_file(self.path, compressed=self._compressed)
 
     def index_until(self, ends: float) -> bool:
-        """Index lines until the time is over; whether there may be more.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is damaged. What came before is indexed.
-        """
+        """Index lines until the time is over; whether there may be more."""
         problem: Exception | None = None
         copied = False
         try:
@@ -175,12 +163,7 @@ class _Lines:
 
 
 class Indexer:
-    """Writes the index of a run, as long as no other process does.
-
-    Args:
-        files: the run.
-        cache: where indices are kept.
-    """
+    """Writes the index of a run, as long as no other process does."""
 
     def __init__(self, files: RunFiles, cache: Path | None = None) -> None:
         self.files = files

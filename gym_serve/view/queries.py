@@ -90,11 +90,7 @@ class _Key:
 def read_rollouts(
     runs: Sequence[Run], where: str = "", sort: str | None = None, offset: int = 0, limit: int = 100
 ) -> dict[str, Any]:
-    """A page of the table.
-
-    Raises:
-        BadExpression: the filter or the sort cannot be understood.
-    """
+    """A page of the table. Raises BadExpression: the filter or the sort cannot be understood."""
     with reading_all(runs, where, sort=sort) as readings:
         total = sum(reading.count(where) for reading in readings)
         rows = _page(readings, where, sort, offset, limit)
@@ -103,11 +99,8 @@ def read_rollouts(
 
 @contextmanager
 def reading_all(runs: Sequence[Run], *filters: str, sort: str | None = None) -> Iterator[list[Reading]]:
-    """The indices of some runs as they are now, for filters and a sort whose names are in one of them.
-
-    Raises:
-        BadExpression: a filter or the sort cannot be understood.
-    """
+    """The indices of some runs as they are now, for filters and a sort whose names are in one of them. Raises
+    BadExpression: a filter or the sort cannot be understood."""
     with ExitStack() as stack:
         readings = [stack.enter_context(run.reading()) for run in runs]
         known = {name for reading in readings for name in reading.own}
@@ -141,11 +134,8 @@ def table_row(reading: Reading, n: int) -> dict[str, Any]:
 
 
 def each_rollout(runs: Sequence[Run], where: str = "", sort: str | None = None) -> Iterator[RolloutRow]:
-    """All rows that a filter selects, run by run, a thousand at a time.
-
-    Raises:
-        BadExpression: the filter or the sort cannot be understood.
-    """
+    """All rows that a filter selects, run by run, a thousand at a time. Raises BadExpression: the filter or
+    the sort cannot be understood."""
     with reading_all(runs, where, sort=sort) as readings:
         for reading in readings:
             query = f"SELECT n FROM rollouts WHERE {reading.where(where)} ORDER BY {reading.order(sort)[1]}"
@@ -325,12 +315,7 @@ def _names(tools: str) -> list[str]:
 
 def read_facets(reading: Reading, where: str) -> tuple[dict[str, dict[str, int]], int]:
     """How many rollouts have each agent, environment, failure, tool and version, the commonest first; and how
-    many changed their version midway.
-
-    Args:
-        reading: of the run's index.
-        where: which rollouts, in SQL.
-    """
+    many changed their version midway."""
     rows = reading.sql(
         "SELECT agent, environment, failure, version, last_version, tools, count FROM"
         f" (SELECT kind, count(*) AS count FROM rollouts WHERE {where} GROUP BY kind)"

@@ -29,13 +29,7 @@ FILTER_SECONDS = 1.0
 
 
 class Run:
-    """A run, as far as it is indexed.
-
-    Args:
-        files: the run.
-        cache: where its index is.
-        prices: of model servers; they come before those that the run's header has.
-    """
+    """A run, as far as it is indexed."""
 
     def __init__(
         self, files: RunFiles, cache: Path | None = None, prices: Mapping[str, Prices] | None = None
@@ -111,12 +105,7 @@ class Run:
 
 
 class Reading:
-    """One state of a run's index.
-
-    Args:
-        run: the run.
-        connection: in a transaction.
-    """
+    """One state of a run's index."""
 
     def __init__(self, run: Run, connection: sqlite3.Connection) -> None:
         self.run = run
@@ -155,11 +144,8 @@ class Reading:
         )
 
     def sql(self, query: str, values: Iterable[Any] = ()) -> list[Any]:
-        """The rows of a query; none if there is no index yet.
-
-        Raises:
-            BadExpression: a filter was asked for, and SQLite cannot do that, or needs more than a second.
-        """
+        """The rows of a query; none if there is no index yet. Raises BadExpression: a filter was asked for,
+        and SQLite cannot do that, or needs more than a second."""
         if self.empty:
             return []
         ends = time.thread_time() + FILTER_SECONDS if self._filtered else math.inf
@@ -212,11 +198,7 @@ class Reading:
         return found
 
     def line(self, n: int) -> bytes:
-        """A rollout's line, as it is stored.
-
-        Raises:
-            NotFound: there is no such rollout, or no longer.
-        """
+        """A rollout's line, as it is stored. Raises NotFound: there is no such rollout, or no longer."""
         rows = self.sql("SELECT start, size FROM rollouts WHERE n = ?", (n,))
         if not rows:
             raise NotFound(f"{self.run.files.name} has no rollout {n}")
@@ -236,11 +218,7 @@ class Reading:
         return line.rstrip(b"\r\n")
 
     def rollout(self, n: int) -> dict[str, Any]:
-        """A rollout.
-
-        Raises:
-            NotFound: there is no such rollout, or no longer.
-        """
+        """A rollout. Raises NotFound: there is no such rollout, or no longer."""
         try:
             return top_level(self.line(n))
         except ValueError as error:

@@ -41,7 +41,6 @@ class Guard:
     """ASGI middleware: refuses requests, and adds `HEADERS` to all answers.
 
     Args:
-        app: what is guarded.
         token: what API requests must bear; None on loopback.
     """
 

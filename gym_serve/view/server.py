@@ -38,7 +38,6 @@ def application(view: View, token: str | None = None) -> Guard:
     """The viewer as an ASGI application.
 
     Args:
-        view: what is shown.
         token: what requests must bear; None for a viewer that only this machine reaches.
     """
     routes: list[BaseRoute] = [

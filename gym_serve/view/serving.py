@@ -36,12 +36,9 @@ def serve(
     """Show the runs of some paths until the process is interrupted.
 
     Args:
-        paths: files and folders.
-        host: where to listen. On another address than loopback, requests need a token.
         port: which port; None for ``default_port``, or a free one if that is taken.
         default_port: see ``port``.
         browser: whether to open the page.
-        say: told the URL, once it answers.
         prices: see `View`.
 
     Raises:

@@ -55,11 +55,8 @@ class RunFiles:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFiles]:
-    """The runs of files and folders, by path. Folders are searched with all folders in them.
-
-    Raises:
-        InvalidRequest: a path does not exist, or is a file of another kind.
-    """
+    """The runs of files and folders, by path. Folders are searched with all folders in them. Raises
+    InvalidRequest: a path does not exist, or is a file of another kind."""
     mains: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -86,7 +83,6 @@ def open_regular(path: Path, *, follow: bool = False) -> int:
     """Open a regular file for reading; its descriptor. A pipe would hang its reader, and a device never ends.
 
     Args:
-        path: of the file.
         follow: whether it may be a link.
 
     Raises:
@@ -105,11 +101,8 @@ def shown(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where indices are kept: ``$XDG_CACHE_HOME/gym-serve/view``, by default below ``~/.cache``.
-
-    Raises:
-        BadRequest: it cannot be made.
-    """
+    """Where indices are kept: ``$XDG_CACHE_HOME/gym-serve/view``, by default below ``~/.cache``. Raises
+    BadRequest: it cannot be made."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "gym-serve" / "view"
     try:
@@ -160,7 +153,6 @@ class Copy:
 
     Args:
         source: a ``.gz`` or ``.zst`` file in any framing.
-        target: the copy.
         read, written: bytes of both up to the end of the last complete frame, from an earlier `Copy`.
         follow: whether the file may be a link.
     """
@@ -180,12 +172,8 @@ class Copy:
             file.truncate(written)
 
     def step(self) -> bool:
-        """Decompress the next part; whether there was any.
-
-        Raises:
-            OSError: a file cannot be read or written.
-            ValueError: the file is damaged.
-        """
+        """Decompress the next part; whether there was any. Raises OSError: a file cannot be read or written;
+        ValueError: the file is damaged."""
         if not self._left:
             with open(open_regular(self.source, follow=self._follow), "rb") as file:
                 file.seek(self._at)

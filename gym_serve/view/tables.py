@@ -62,15 +62,7 @@ class IndexedLine(NamedTuple):
 
 
 class Tables:
-    """The tables, for their one writer.
-
-    Args:
-        path: the database; it is made if it is not there.
-        run: main file of the run.
-
-    Raises:
-        sqlite3.DatabaseError: it is of another format, or damaged.
-    """
+    """The tables, for their one writer. Raises sqlite3.DatabaseError: it is of another format, or damaged."""
 
     def __init__(self, path: Path, run: Path) -> None:
         self._run = run
