@@ -51,33 +51,26 @@ class ThisProcess:
         self._remote = {name: node for name, node in graph.nodes.items() if node.url is not None}
 
     async def states(self) -> dict[str, JSON]:
-        """See `Host.states`."""
         return {**await states_of(self._runners), **await reached(self._remote)}
 
     async def reports(self, op: str) -> dict[str, list[JSON]]:
-        """See `Host.reports`."""
         raise NotFound(f"/{op}: only replicas tell their load, and a graph without Ray has none")
 
     async def ask(self, call: Call) -> tuple[list[tuple[str, JSON]], list[str]]:
-        """See `Host.ask`."""
         return [("local", (await answer_here(call, self._runners, None)).json())], []
 
     async def tell(self, name: str, call: Call) -> Reply:
-        """See `Host.tell`."""
         if name != "local":
             raise NotFound(GONE)
         return await answer_here(call, self._runners, None)
 
     def leaving(self) -> bool:
-        """See `Host.leaving`."""
         return False
 
     async def updates(self, model: str) -> int | None:
-        """See `Host.updates`."""
         return None
 
     def steering(self, model: str) -> NoReturn:
-        """See `Host.steering`."""
         raise NotFound(
             f"only a graph on a Ray cluster lets its trainer change {model} over HTTP, and this one runs "
             "without Ray; call `pause`, `resume` or `update_weights` of its Gym, in its process"

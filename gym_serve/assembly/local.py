@@ -54,12 +54,10 @@ class LocalGraph:
             self._transports[name] = around(self._construct(graph.nodes[name]))
 
     def transport(self, server: str) -> Transport:
-        """The transport to a server, by its name."""
         return self._transports[server]
 
     @property
     def runners(self) -> list[ServerRunner]:
-        """Of the servers of this process."""
         return list(self._runners.values())
 
     def server(self, name: str) -> Server | None:
@@ -101,7 +99,6 @@ class LocalGraph:
             runner.observe()
 
     async def health(self) -> JSON:
-        """State of every server, by name, as in ``/health``."""
         elsewhere = {"state": "unknown", "message": "it runs elsewhere; ask it there"}
         states = await states_of(self._runners.values())
         return {name: states.get(name, elsewhere) for name in self._transports}

@@ -40,9 +40,7 @@ class QueuedCall(NamedTuple):
 class Queue(Protocol):
     """The calls that wait for their turn at a replica."""
 
-    def queued(self) -> Iterable[QueuedCall]:
-        """The calls, the oldest first."""
-        ...
+    def queued(self) -> Iterable[QueuedCall]: ...
 
     def refuse(self, number: int, error: GymError) -> bool:
         """End one of them with an error; whether it waits."""

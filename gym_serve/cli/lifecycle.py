@@ -202,7 +202,6 @@ def _status_rows(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _scaling(asked: JSON | None) -> str:
-    """Which load asks for how many replicas; empty for a fixed number, or without a replica."""
     if asked is None:
         return ""
     load, target = round(asked["load"]), asked["target"]
@@ -211,7 +210,6 @@ def _scaling(asked: JSON | None) -> str:
 
 
 def _reasons(applications: dict[str, Any]) -> Iterator[str]:
-    """A line for each failure."""
     for name, application in applications.items():
         servers = application["servers"].items()
         told = {name: application["message"], **{f"{name}.{server}": s["message"] for server, s in servers}}

@@ -266,7 +266,6 @@ class App(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = _Command, **options: Any
     ) -> Callable[[Any], Any]:
-        """See `typer.Typer.command`."""
         register = super().command(name, cls=cls, **options)
         return lambda command: register(_with_verbosity(command))
 

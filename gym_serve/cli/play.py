@@ -196,7 +196,6 @@ class _Transcript:
         self._known = (self._known or 0) + len(items)
 
     def tool(self, call: Call, reply: Reply, seconds: float) -> None:
-        """A call of the environment."""
         if not call.op.startswith("tools/"):
             return
         failed = reply.status >= 400
@@ -284,7 +283,6 @@ def _text(item: JSON) -> str:
 
 
 def _policy(model: tuple[str, str] | None, *, human: bool) -> JSON | None:
-    """The model's entry in the graph; None keeps the graph's own."""
     if human:
         return {"type": Human}
     if model is None:
@@ -313,7 +311,6 @@ def _is_file(source: str) -> bool:
 
 
 def _around(environment: str) -> JSON:
-    """A graph around an environment, given by its type."""
     return {
         "models": {_MODEL: {"type": "scripted_model"}},
         "resources": {_ENVIRONMENT: {"type": environment}},

@@ -217,7 +217,6 @@ def _graph_problems(
 
 
 def _environment_of(graph: Graph, agent: Node) -> type[ResourcesServer] | None:
-    """The class of the agent's environment; None where that is not known here."""
     target = agent.references.get("resources")
     cls = graph.nodes[target].cls if target is not None else None
     return cls if cls is not None and issubclass(cls, ResourcesServer) else None

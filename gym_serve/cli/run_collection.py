@@ -174,7 +174,6 @@ class Rate:
         self._samples.append((now, count))
 
     def per_second(self) -> float | None:
-        """The rate; None before the count has grown."""
         if not self._samples:
             return None
         (begin, before), (end, after) = self._samples[0], self._samples[-1]
@@ -198,7 +197,6 @@ class ProgressDisplay:
         self._lined = -_LINE_EVERY
 
     def __call__(self, progress: Progress) -> None:
-        """Show the counts."""
         self.last = progress
         now = self._clock()
         self._rollouts.add(now, progress.finished)
@@ -211,7 +209,6 @@ class ProgressDisplay:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:

@@ -147,7 +147,6 @@ def _summary(report: Report, failures: Failures) -> tuple[list[SummaryRow], Aske
 
 
 def _about(rows: Sequence[SummaryRow], metrics: list[JSON], failures: Failures) -> Iterator[str]:
-    """What the numbers of the tables mean."""
     if failures == "zero" and rows:
         yield "mean reward, pass@k: a failed rollout counts as 0"
     methods = {row.interval.get("method") for row in rows} | {method for *_, method in _headlines(metrics)}

@@ -66,7 +66,6 @@ def top(
 
 
 def _only_graph(address: str | None) -> str:
-    """The name of the one graph that runs."""
     from gym_serve.cli import local_ray
     from gym_serve.cluster.serve_compat import serve_is_running
 
@@ -179,7 +178,6 @@ def _servers(servers: dict[str, Any], calls: dict[str, float]) -> Table:
 
 
 def _models(stats: dict[str, Any]) -> Iterator[Text]:
-    """Endpoints and versions of the models."""
     waits = _values(stats, "gym_serve_endpoint_wait_seconds", "model", "endpoint")
     for (model, endpoint), values in sorted(
         _values(stats, "gym_serve_endpoint_up", "model", "endpoint").items()

@@ -108,7 +108,6 @@ class Cluster:
 
     @property
     def http(self) -> str:
-        """Base URL of the Serve proxy, e.g. ``http://127.0.0.1:8000``."""
         return http_address()
 
     def leave(self) -> None:

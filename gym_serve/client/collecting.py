@@ -118,6 +118,5 @@ def _run_config(core: Core, rows: Rows, options: RolloutOptions) -> JSON:
 
 
 def _plain(config: JSON) -> JSON:
-    """A configuration as JSON alone."""
     plain: JSON = orjson.loads(orjson.dumps(config, default=str))
     return plain

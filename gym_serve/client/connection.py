@@ -57,7 +57,6 @@ class Connection:
         raise NotImplementedError
 
     async def health(self) -> JSON:
-        """State of every server, by name."""
         raise NotImplementedError
 
     @property
@@ -74,11 +73,9 @@ class Connection:
         self._refuse("stats")
 
     def handle(self, server: str) -> Any:
-        """The Serve handle of a server."""
         self._refuse("handle")
 
     async def reconfigure(self, server: str, changes: JSON) -> None:
-        """Change settings of a running server."""
         self._refuse("changing the settings of a server")
 
     async def update_weights(
@@ -97,7 +94,6 @@ class Connection:
         self._refuse("pause")
 
     async def release(self, model: str) -> None:
-        """Let them begin again."""
         self._refuse("resume")
 
     async def policy(self, transport: Transport) -> JSON:

@@ -52,7 +52,6 @@ class Core:
         self._in_flight.set(value=self.client.in_flight)
 
     def taken(self, group: Group) -> None:
-        """Count a group that a trainer took from a stream."""
         if group.usable and group.staleness is not None:
             self._staleness.observe(value=group.staleness)
 
@@ -62,7 +61,6 @@ class Core:
             raise NotFound(f"no server {server!r} in {self.name}; it has {', '.join(self.servers)}")
 
     def transport(self, server: str) -> Transport:
-        """The transport to a server."""
         if server not in self._transports:
             self.check(server)
             # Of two threads, both have the same one.
@@ -84,12 +82,10 @@ class Core:
         return max([await self.connection.updates(name) for name in self.models(None)], default=0)
 
     async def call(self, server: str, op: str, body: Any, timeout: float | None) -> Any:
-        """See `Gym.call`."""
         content = b"" if body is None else encode(body)
         return (await self.transport(server).call(Call(op, content, timeout=timeout))).json()
 
     def shutdown(self) -> None:
-        """See `Gym.shutdown`."""
         try:
             while self.trackings:
                 self.trackings[-1].close()

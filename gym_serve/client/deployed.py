@@ -302,7 +302,6 @@ def _joined(
 
 
 def _holder(name: str, present: Claim | None) -> str:
-    """To whom a graph belongs, for a message."""
     if present is None:
         return f"nobody owns {name!r}; `gym-serve up` or `serve` has deployed it"
     return f"it belongs to {present.holder()}"
@@ -427,7 +426,6 @@ def _described(name: str) -> Description:
 
 
 def _answered(asked: Any, name: str) -> Any:
-    """What the gateway answers."""
     try:
         return asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
     except TimeoutError:

@@ -512,39 +512,30 @@ class AsyncGym(BaseGym):
         return AsyncPolicy(self._core)
 
     async def run(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[Rollout]:
-        """See `Gym.run`."""
         return await self._run(rows, options)
 
     async def compares(self, rollout: JSON) -> bool:
-        """See `Gym.compares`."""
         return await self._core.client.compares(rollout)
 
     async def compare(self, rollouts: Sequence[JSON], **options: Unpack[RolloutOptions]) -> Group:
-        """See `Gym.compare`."""
         return await self._compare(rollouts, options)
 
     async def collect(self, rows: Rows, output: str | Path, **options: Unpack[CollectOptions]) -> Report:
-        """See `Gym.collect`."""
         return await collected(self._core, rows, output, **options)
 
     async def health(self) -> JSON:
-        """See `Gym.health`."""
         return await loop.run(self._core.connection.health())
 
     async def pressure(self) -> JSON:
-        """See `Gym.pressure`."""
         return await loop.run(self._core.connection.pressure())
 
     async def stats(self) -> JSON:
-        """See `Gym.stats`."""
         return await loop.run(self._core.connection.stats())
 
     async def call(self, server: str, op: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """See `Gym.call`."""
         return await loop.run(self._core.call(server, op, body, timeout))
 
     async def shutdown(self) -> None:
-        """See `Gym.shutdown`."""
         await asyncio.to_thread(self._core.shutdown)
 
     async def __aenter__(self) -> Self:
@@ -567,7 +558,6 @@ def _deployed(
     lease_s: float = 300.0,
     detached: bool = False,
 ) -> Connection:
-    """See `Gym.from_graph`."""
     source = load_graph(graph, overrides=overrides or {}, application=application)
     base = Path(source.path).parent if source.path else None
     resolved = resolve(source.spec, source=source.path, base_dir=base, literal_secrets=source.path is None)
@@ -622,7 +612,6 @@ def _joined(cls: type[BaseGym], connect: Callable[[], Connection]) -> BaseGym:
 
 
 def _of_groups(options: RolloutOptions, wanted: GroupOptions) -> RolloutOptions:
-    """The options of rows of which groups are made."""
     if "repeats" in options:
         raise InvalidRequest("repeats: a group's size and oversample say how many rollouts a row gets")
     return {**options, "repeats": wanted.size + wanted.oversample}

@@ -206,11 +206,9 @@ class AsyncPolicy(_Steering):
     """The models of an `AsyncGym`, as ``gym.policy``: the methods of `Policy`, to be awaited."""
 
     async def pause(self, mode: HoldMode = "keep", *, model: str | None = None) -> None:
-        """See `Policy.pause`."""
         await loop.run(self._pause(mode, model))
 
     async def resume(self, *, model: str | None = None) -> None:
-        """See `Policy.resume`."""
         await loop.run(self._resume(model))
 
     async def update_weights(
@@ -222,7 +220,6 @@ class AsyncPolicy(_Steering):
         tensors: bytes | None = None,
         mode: PauseMode = "keep",
     ) -> None:
-        """See `Policy.update_weights`."""
         await loop.run(self._update(model, version, path, tensors, mode))
 
     async def set_endpoints(
@@ -232,15 +229,12 @@ class AsyncPolicy(_Steering):
         model_name: str | None = None,
         version: str | None = None,
     ) -> None:
-        """See `Policy.set_endpoints`."""
         await loop.run(self._set_endpoints(model, base_urls, model_name, version))
 
     async def serve(
         self, model: str, generate: Generate | Any, *, max_batch: int = 64, concurrency: int | None = None
     ) -> None:
-        """See `Policy.serve`."""
         await loop.run(self._serve(model, self._service(model, generate, max_batch, concurrency)))
 
     async def version(self) -> str | None:
-        """See `Policy.version`."""
         return await loop.run(self._version())

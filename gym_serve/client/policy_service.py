@@ -61,7 +61,6 @@ class PolicyService:
         self._batches: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin, in the running event loop."""
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:

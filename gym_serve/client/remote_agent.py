@@ -58,8 +58,6 @@ _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError, msgspec.DecodeErr
 
 
 class _Waiting:
-    """A caller that waits for a rollout."""
-
     __slots__ = ("agent", "answer", "cuts", "row", "traceparent")
 
     def __init__(self, agent: str, row: bytes, traceparent: str | None) -> None:
@@ -117,7 +115,6 @@ class Batcher:
             self._begin(batch)
 
     def _next_batch(self) -> list[_Waiting]:
-        """Rows of one agent."""
         batch: list[_Waiting] = []
         size = 0
         while self._unsent and len(batch) < _ROWS and size < _BYTES:
@@ -216,7 +213,6 @@ class RemoteAgent(HttpTransport):
         self._batcher = batcher
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`."""
         if call.op != "run":
             return await super().call(call)
         hidden: list[str] = []
@@ -232,7 +228,6 @@ class RemoteAgent(HttpTransport):
         return reply._replace(body=without(hidden, reply.body))
 
     async def close(self) -> None:
-        """See `Transport.close`."""
         await self._batcher.close()
         await super().close()
 

@@ -243,15 +243,12 @@ class RolloutClient(RolloutBackend):
         return self.compare if any(has) else None
 
     def prices(self) -> Mapping[str, Prices]:
-        """What tokens cost, by model server of the graph."""
         return prices_of(self._graph)
 
     def aggregator(self) -> Aggregate:
-        """`aggregate`."""
         return self.aggregate
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
-        """The agent's metrics of its rollouts."""
         if agent not in self._agents:
             raise NotFound(f"no agent {agent!r} in {self._name}")
         return await loop.run(
@@ -294,7 +291,6 @@ class RolloutClient(RolloutBackend):
         return answer
 
     def _class_of(self, resources: Any) -> type[ResourcesServer] | None:
-        """The class of an environment, where this process knows it."""
         if self._resolved is None or not isinstance(resources, str):
             return None
         node = self._resolved.nodes.get(resources)

@@ -51,7 +51,6 @@ class Access:
 
     @property
     def secured(self) -> bool:
-        """Whether requests need a token."""
         return bool(self._tokens)
 
     def check_origin(self, request: Request) -> None:

@@ -105,7 +105,6 @@ _LINE: dict[str, Any] = {
 
 
 def _with_rows(body: type[BaseModel]) -> dict[str, Any]:
-    """Schema of a body that also has rows."""
     schema = body.model_json_schema()
     rows = {"type": "array", "items": ROW, "minItems": 1}
     return {**schema, "required": ["rows"], "properties": {**schema["properties"], "rows": rows}}
@@ -330,7 +329,6 @@ def _faced(node: Node) -> Mapping[str, dict[str, Any]]:
 
 
 def _row(agents: Sequence[str], default_agent: str | None) -> dict[str, Any]:
-    """Schema of a row, whose agent must be one of the graph's."""
     agent = {"type": "object", "properties": {"name": {"enum": [*agents]}}}
     if default_agent is not None:
         return {**ROW, "properties": {**ROW["properties"], "agent_ref": agent}}

@@ -158,7 +158,6 @@ class Batches:
             await pool.close()
 
     async def _line(self, number: int, row: JSON, call: Call, counts: Counter[str]) -> bytes:
-        """One rollout, as a line."""
         agent = str(agent_name(row))
         try:
             reply = await self._transports[agent].call(call)
@@ -211,7 +210,6 @@ def _located(rows: list[bytes]) -> Iterator[LocatedRow]:
 
 
 def _call(row: JSON, default: ModelEndpoint | None, timeout: float | None, trace: str | None) -> Call:
-    """The call of ``run`` for a materialized row."""
     endpoint = endpoint_of(row) or default
     if endpoint is not None:
         row, endpoint = {**row, MODEL_FIELD: endpoint.public}, structs.replace(endpoint, over_http=True)

@@ -72,7 +72,6 @@ class Gateway:
         """The graph without secrets, as ``/graph`` shows it."""
 
     async def answer(self, request: Request) -> Response:
-        """Answer one HTTP request."""
         request_id = wire.request_id_of(request)
         try:
             self._access.check_origin(request)
@@ -96,7 +95,6 @@ class Gateway:
         return response
 
     async def stats(self) -> dict[str, Any]:
-        """What all replicas have counted, and their load."""
         return stats(await self._host.reports(STATS), self._agents)
 
     async def _route(self, request: Request, request_id: str) -> Response:
@@ -317,7 +315,6 @@ async def _reply_of(transport: Transport, call: Call) -> Reply:
 
 
 def _root(request: Request) -> str:
-    """Route prefix of the application; empty for the root."""
     root: str = request.scope.get("root_path", "")
     return root.rstrip("/")
 

@@ -168,7 +168,6 @@ class McpExchange:
 
 
 def _begins(body: bytes) -> bool:
-    """Whether a request is the first of a handshake."""
     try:
         message = orjson.loads(body)
     except orjson.JSONDecodeError:

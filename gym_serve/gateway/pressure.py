@@ -52,7 +52,6 @@ def pressure(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JS
 
 
 def _summed(replicas: Sequence[JSON]) -> JSON:
-    """One server: counts of all its replicas, loads by those that take new work."""
     able = [replica for replica in replicas if not replica["draining"]]
     counts = {key: sum(replica[key] for replica in replicas) for key in ("running", "waiting", "sessions")}
     summed = {

@@ -115,7 +115,6 @@ class _GraphReader:
         self._kinds: dict[str, Kind] = {}  # of every name, also of servers that are too broken to be read
 
     def read(self) -> Graph:
-        """The graph, as far as it has no problems."""
         names = list(GraphSpec.model_fields)
         self.problems += [
             (key, f"unknown key{nearest(key, names)}") for key in self._content if key not in names
@@ -291,7 +290,6 @@ class _ServerReader:
         return join(self.path, self._branch, setting) if is_of_branch else join(self.path, setting)
 
     def read(self, value: Any, variables: Variables, *, literal_secrets: bool) -> bool:
-        """Read the server."""
         if not isinstance(value, Mapping):
             self.problems.append((self.path, f"must be a mapping with a `type`, got {word_for(value)}"))
             return True

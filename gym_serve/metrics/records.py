@@ -205,7 +205,6 @@ class RecordStore:
         self._labels: _Interned[tuple[str | None, ...]] = _Interned()
 
     def append(self, task: int, record: RolloutRecord) -> None:
-        """Store ``record`` as a rollout of ``task``."""
         self.tasks.append(task)
         self.indices.append(record.index)
         self.scored.append(record.scored)

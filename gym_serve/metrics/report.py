@@ -44,7 +44,6 @@ class ScoreShape:
         self.max_k = 0
 
     def see(self, rollouts: Sequence[RolloutRecord]) -> None:
-        """Take one task's rollouts into account."""
         self.max_k = max(self.max_k, len(rollouts))
         for rollout in rollouts:
             self.names.update(rollout.scores)

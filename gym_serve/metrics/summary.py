@@ -57,7 +57,6 @@ class SummaryRow:
     """Attempts without a score."""
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, under `SUMMARY_COLUMNS`."""
         pass_at_k = "-" if self.pass_at_k is None else f"{self.pass_at_k:.1f} (k={self.k})"
         return (
             self.name,

@@ -109,8 +109,6 @@ class _Measured(NamedTuple):
 
 
 class _Timed(Generic[T]):
-    """Awaits a coroutine, and times its turns."""
-
     __slots__ = ("_measure", "_work")
 
     def __init__(self, work: Coroutine[Any, Any, T], measure: _Measured | None) -> None:
@@ -171,7 +169,6 @@ class OtherCpu:
         self._begun = time.process_time()
 
     def refresh(self) -> None:
-        """Bring the stage ``other`` up to date."""
         points = [(point.labels, point.value) for point in CPU_SECONDS.points()]
         used = time.process_time() - self._begun
         rest = used - sum(value for _, value in points)

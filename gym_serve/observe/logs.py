@@ -133,7 +133,6 @@ class _Formatter(logging.Formatter):
         self._context = context
 
     def fields(self, record: logging.LogRecord) -> dict[str, str]:
-        """What the record belongs to, as far as it is known."""
         found = self._context()
         return {name: value for name in _FIELDS if (value := getattr(record, name, None) or found.get(name))}
 

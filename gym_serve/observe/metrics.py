@@ -70,7 +70,6 @@ class Metric:
         self.labels = tuple(labels)
 
     def points(self) -> Iterator[Point]:
-        """The present values."""
         raise NotImplementedError
 
     def clear(self) -> None:
@@ -78,7 +77,6 @@ class Metric:
         raise NotImplementedError
 
     def fresh(self) -> Self:
-        """The same metric without values."""
         made = copy.copy(self)
         made.clear()
         return made
@@ -132,7 +130,6 @@ class Gauge(_Numbers):
     kind = "gauge"
 
     def set(self, *labels: str, value: float) -> None:
-        """Replace the number of these label values."""
         self.cell(*labels)[0] = value
 
 
@@ -219,7 +216,6 @@ class Histogram(Metric):
         return values
 
     def observe(self, *labels: str, value: float) -> None:
-        """Count a value under these label values."""
         values = self.values(*labels)
         values.add(value)
         values.settle()

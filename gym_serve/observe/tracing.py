@@ -110,8 +110,6 @@ def checked_parent(traceparent: str | None) -> str | None:
 
 
 class _Recorded(Span):
-    """A span that is recorded."""
-
     __slots__ = ("_span",)
 
     recording = True

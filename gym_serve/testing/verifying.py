@@ -36,7 +36,6 @@ class FixtureResult:
 
     @property
     def passed(self) -> bool:
-        """Whether everything was as expected."""
         return not self.problems
 
 
@@ -132,8 +131,6 @@ def _server(
 
 
 class _Bench:
-    """A running environment, with the judge that stands in."""
-
     def __init__(self, host: ServerRunner, judge: ScriptedReplies, timeout: float | None) -> None:
         self.host = host
         self.judge = judge

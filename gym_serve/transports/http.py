@@ -60,7 +60,6 @@ class HttpTransport:
         self._client: httpx.AsyncClient | None = None
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`."""
         if self._client is None:
             self._client = new_client(self._headers)
         headers = {
@@ -136,7 +135,6 @@ class HttpTransport:
         yield finished_stream(call.op, asked, answer)
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None

@@ -40,8 +40,6 @@ class _Calls(msgspec.Struct):
 
 
 class _Notes(msgspec.Struct, omit_defaults=True):
-    """What a server may tell."""
-
     replica: _Name | None = None
     queued: _Microseconds | None = None
     endpoint: _Url | None = None

@@ -17,11 +17,9 @@ class InlineTransport:
         self.runner = runner
 
     def call(self, call: Call) -> Coroutine[Any, Any, Reply]:
-        """See `Transport.call`."""
         return self.runner.dispatch(call)
 
     def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """See `Transport.stream`."""
         return self.runner.stream(call)
 
     async def close(self) -> None:

@@ -52,7 +52,6 @@ class Annotations:
         return {key: found[key] for key in EMPTY}
 
     def tags(self, n: int, id_: str) -> list[str]:
-        """The tags of a rollout."""
         tags: list[str] = self.of(n, id_)["tags"]
         return tags
 
@@ -61,7 +60,6 @@ class Annotations:
         return [n for n, found in self._read().items() if tag in found["tags"]]
 
     def all_tags(self) -> list[str]:
-        """Every tag."""
         return sorted({tag for found in self._read().values() for tag in found["tags"]})
 
     def lines(self) -> Iterator[dict[str, Any]]:

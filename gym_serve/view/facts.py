@@ -340,7 +340,6 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
 
 
 def _by_model(stages: Mapping[str, Mapping[str, _Usage]]) -> dict[str, Usage]:
-    """The counts of all stages together."""
     found: dict[str, Usage] = {}
     for servers in stages.values():
         for server, usage in servers.items():

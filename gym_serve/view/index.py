@@ -58,8 +58,6 @@ class _Position:
 
 
 class _Lines:
-    """One file of a run, read line by line."""
-
     def __init__(self, key: str, path: Path, folder: Path, tables: Tables) -> None:
         self.key = key
         self.path = path
@@ -76,7 +74,6 @@ class _Lines:
 
     @property
     def was_replaced(self) -> bool:
-        """Whether it must be read from its beginning."""
         return self.at.of_another_file(self.path, compressed=self._compressed)
 
     def index_until(self, ends: float) -> bool:
@@ -126,7 +123,6 @@ class _Lines:
         return more
 
     def _index_batch(self, file: BinaryIO, ends: float) -> bool:
-        """Index some lines; whether there are more."""
         batch: list[IndexedLine] = []
         try:
             while len(batch) < _BATCH and time.monotonic() < ends:
@@ -221,7 +217,6 @@ class Indexer:
         return more
 
     def close(self) -> None:
-        """Let another process write."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None
@@ -281,7 +276,6 @@ def drop_stale(cache: Path) -> None:
 
 
 def _read_facts(line: bytes) -> tuple[Facts | None, str | None]:
-    """The facts of a line, or why there are none."""
     try:
         return facts_of(line), None
     except ValueError as error:

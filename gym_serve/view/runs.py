@@ -82,7 +82,6 @@ class Run:
         return connection
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
         with self._lock:
             while self._free:
                 self._free.pop().close()
@@ -97,7 +96,6 @@ class Run:
             return entry[1]
 
     def keep(self, key: Hashable, revision: int, result: Any) -> None:
-        """Keep a result for as long as the index does not change."""
         with self._lock:
             self._kept[key] = (revision, result)
             while len(self._kept) > _KEPT:

@@ -90,7 +90,6 @@ class _Server(uvicorn.Server):
         self._answering = answering
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
         await super().startup(sockets)
         self._answering()
 

@@ -54,7 +54,6 @@ def read_summary(runs: Sequence[Run], where: str = "", failures: Failures = "mas
 def _kept(
     reading: Reading, where: str, failures: Failures
 ) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
-    """The figures of a run; while it grows, some that are a little old."""
     key = ("summary", where, failures)
     kept = reading.run.kept(key, 0)
     if kept is not None:
@@ -163,7 +162,6 @@ def lost_rollouts(reading: Reading, where: str) -> Counter[Any]:
 
 
 def _over_tasks(sums: Sequence[tuple[int, float]], *, binary: bool) -> dict[str, Any]:
-    """The mean reward over tasks, and pass@k."""
     if not sums:
         return {"mean_reward": None, "interval": None, "interval_method": None, "pass_at_k": {}}
     clusters = _clusters(len(sums))

@@ -42,7 +42,6 @@ class View:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """The runs by their ids."""
         return dict(self._runs)
 
     def find(self) -> None:
@@ -56,7 +55,6 @@ class View:
                 self._runs[files.id] = Run(files, self._cache, self._prices)
 
     def index(self) -> None:
-        """Index all that is in the files now."""
         self.find()
         for run in self._runs.values():
             index_run(run.files, self._cache)
