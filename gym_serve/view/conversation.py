@@ -31,6 +31,10 @@ _MOST_STEPS = 5000
 _MOST_BRANCHES = 200
 _MOST_COMPARED = 2000  # items of a branch
 _MOST_ATTEMPTS = 200
+_OF_A_STEP = (
+    *("kind", "start", "duration", "queued", "server", "replica", "stage", "name", "status", "version"),
+    *("input_tokens", "cached_tokens", "output_tokens", "retries", "time_to_first_token"),
+)
 _DATA_URL = re.compile(r"data:([\w.+/-]{1,100})(?:;[\w=.+-]{1,100})*;base64,", re.ASCII)
 _MEDIA = {
     "input_image": "image",
@@ -244,15 +248,16 @@ def _kind(item: JSON) -> tuple[str, str]:
 
 def _shown(item: JSON, allowed: int, cut: list[str], index: int) -> JSON:
     kind, role = _kind(item)
-    if kind == "result":
-        content = item.get("output")
-    elif kind == "reasoning":
+    content = item.get("output") if kind == "result" else item.get("content") if kind == "message" else None
+    if kind == "reasoning":
         content = [*_list(item.get("summary")), *_list(item.get("content"))]
-    elif kind == "message":
-        content = item.get("content")
-    else:
-        content = None
-    parts = [_part(part, cut, index) for part in _parts(content)]
+    parts = (
+        []
+        if content is None
+        else [
+            _part(part, cut, index) for part in (content[:1000] if isinstance(content, list) else [content])
+        ]
+    )
     arguments: Any = item.get("arguments")
     text = "".join(part.get("text") or "" for part in parts)
     if kind == "call" and arguments is None:
@@ -277,13 +282,6 @@ def _shown(item: JSON, allowed: int, cut: list[str], index: int) -> JSON:
         "encrypted": kind == "reasoning" and not text and bool(item.get("encrypted_content")),
         "bytes": size,
     }
-
-
-def _parts(content: Any) -> Iterator[Any]:
-    if isinstance(content, list):
-        yield from content[:1000]
-    elif content is not None:
-        yield content
 
 
 def _cut_parts(parts: list[JSON], allowed: int) -> Iterator[JSON]:
@@ -455,24 +453,7 @@ def _timeline(raw: JSON) -> JSON | None:
         "queued": timeline.queued,
         "agent": timeline.agent,
         "steps": [
-            {
-                "kind": step.kind,
-                "start": step.start,
-                "duration": step.duration,
-                "queued": step.queued,
-                "server": step.server,
-                "replica": step.replica,
-                "stage": step.stage,
-                "name": step.name,
-                "status": step.status,
-                "input_tokens": step.input_tokens,
-                "cached_tokens": step.cached_tokens,
-                "output_tokens": step.output_tokens,
-                "finish": step.finish_reason,
-                "version": step.version,
-                "retries": step.retries,
-                "time_to_first_token": step.time_to_first_token,
-            }
+            {**{name: getattr(step, name) for name in _OF_A_STEP}, "finish": step.finish_reason}
             for step in timeline.steps[:_MOST_STEPS]
         ],
         "omitted": max(0, len(timeline.steps) - _MOST_STEPS),

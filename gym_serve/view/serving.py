@@ -13,11 +13,12 @@ from pathlib import Path
 
 import uvicorn
 
+from gym_serve.gateway.access import is_loopback
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest
 from gym_serve.view.following import start_following
 from gym_serve.view.index import drop_stale
-from gym_serve.view.security import Guard, is_loopback
+from gym_serve.view.security import Guard
 from gym_serve.view.server import application
 from gym_serve.view.sources import cache_folder
 from gym_serve.view.view import View

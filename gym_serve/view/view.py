@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -170,11 +169,9 @@ class View:
         names = [name for name in RolloutRow.__annotations__ if name != "fields"]
         return pa.schema([(name, types[name]) for name in names] + list(fields.items()))
 
-    @contextmanager
-    def reading(self, run: str) -> Iterator[Reading]:
+    def reading(self, run: str) -> AbstractContextManager[Reading]:
         """The index of a run as it is now. Raises NotFound: there is no such run."""
-        with self.run(run).reading() as reading:
-            yield reading
+        return self.run(run).reading()
 
     def close(self) -> None:
         """Close the indices."""
@@ -184,9 +181,7 @@ class View:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
