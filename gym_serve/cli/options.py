@@ -26,24 +26,6 @@ from gym_serve.types.errors import GraphError, GymError
 if TYPE_CHECKING:
     from gym_serve.client import Gym
 
-__all__ = [
-    "AddressOption",
-    "App",
-    "ApplicationOption",
-    "AttachOption",
-    "DashboardOption",
-    "FailuresOption",
-    "FileArgument",
-    "JsonOption",
-    "RayOption",
-    "SetOption",
-    "Target",
-    "TokenOption",
-    "UrlOption",
-    "parse_pairs",
-    "resolve_file",
-    "stop",
-]
 
 FileArgument = Annotated[
     Path,
@@ -134,22 +116,8 @@ TokenOption = Annotated[
 
 @dataclass(frozen=True)
 class Target:
-    """The graph that a command works on; exactly one of ``graph``, ``attach`` and ``url`` names it.
-
-    Attributes:
-        graph: a graph file to deploy.
-        attach: name of a running application.
-        url: URL of a running graph.
-        address: the Ray cluster, with ``graph`` or ``attach``.
-        token: bearer token, with ``url``.
-        overrides: ``path=value`` pairs, with ``graph``.
-        application: name of the graph in the file, with ``graph``.
-        ray: False runs the graph in this process, with ``graph``.
-        dashboard: start a new local Ray with its dashboard, with ``graph``.
-
-    Raises:
-        typer.BadParameter: the options exclude each other.
-    """
+    """The graph that a command works on, by its options: exactly one of a graph file to deploy (``graph``), a
+    running application (``attach``) and ``url`` names it."""
 
     graph: Path | None = None
     attach: str | None = None
@@ -180,11 +148,7 @@ class Target:
             raise typer.BadParameter("--dashboard needs a graph file, without --address and --no-ray")
 
     def resolved(self) -> Graph | None:
-        """The graph of the file; None if the graph runs already.
-
-        Raises:
-            GraphError: all problems of the file.
-        """
+        """The graph of the file; None if the graph runs already. Raises GraphError: all of its problems."""
         if self.graph is None:
             return None
         return resolve_file(self.graph, self.overrides, self.application)
@@ -282,14 +246,7 @@ def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
 
 
 def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
-    """Parse ``KEY=VALUE`` pairs with values in YAML.
-
-    Args:
-        example: a valid option for error messages, e.g. ``--param temperature=0.7``.
-
-    Raises:
-        typer.BadParameter: a pair has no ``=``, or its value is invalid YAML.
-    """
+    """The values of ``KEY=VALUE`` pairs, which are YAML; ``example`` is a valid option for error messages."""
     values = {}
     for pair in pairs:
         key, given, text = pair.partition("=")

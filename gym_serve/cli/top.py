@@ -67,12 +67,10 @@ def top(
 
 def _only_graph(address: str | None) -> str:
     from gym_serve.cli import local_ray
-    from gym_serve.cluster.serve_compat import serve_is_running
+    from gym_serve.cli.lifecycle import running
 
     local_ray.connect(address)
-    from ray import serve
-
-    names = list(serve.status().applications) if serve_is_running() else []
+    names = list(running())
     if len(names) != 1:
         raise NotFound(f"choose a running graph by its NAME: {', '.join(names) or 'none runs'}")
     return names[0]

@@ -318,29 +318,31 @@ async def open_stream(transport: Transport, call: Call) -> StreamingResponse:
     except BaseException:
         await events.aclose()
         raise
-    return _Stream(call.op, first, events)
+    return ClosingStream(_chunks(call.op, first, events), events, "text/event-stream")
 
 
-class _Stream(StreamingResponse):
-    def __init__(self, op: str, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(self._chunks(), media_type="text/event-stream", headers=_STREAM_HEADERS)
-        self._op = op
-        self._first = first
-        self._events = events
+class ClosingStream(StreamingResponse):
+    """A stream, of which nothing runs any more once the response has ended, however."""
+
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], source: AsyncGenerator[bytes, None], media_type: str
+    ) -> None:
+        super().__init__(content, media_type=media_type, headers=_STREAM_HEADERS)
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()
+            await self._source.aclose()
 
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        yield self._first
-        try:
-            async for chunk in self._events:
-                yield chunk
-        except GymError as error:
-            yield error_event(self._op, error)
-        except Exception as error:
-            failure = GymError(f"the stream of {self._op} failed: {type(error).__name__}: {error}")
-            yield error_event(self._op, failure)
+
+async def _chunks(op: str, first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    try:
+        async for chunk in events:
+            yield chunk
+    except GymError as error:
+        yield error_event(op, error)
+    except Exception as error:
+        yield error_event(op, GymError(f"the stream of {op} failed: {type(error).__name__}: {error}"))

@@ -16,38 +16,6 @@ from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, 
 from gym_serve.types.errors import STAGES
 from gym_serve.types.protocols import tokens_of
 
-__all__ = [
-    "ANSWERS",
-    "CALLS",
-    "CALLS_QUEUED",
-    "CALLS_RUNNING",
-    "CALL_SECONDS",
-    "CPU_SECONDS",
-    "DRIVER_IN_FLIGHT",
-    "ENDPOINT_UP",
-    "ENDPOINT_WAIT",
-    "FAILURES",
-    "JUDGE_CALLS",
-    "METRICS",
-    "MODEL_RETRIES",
-    "POLICY_VERSION",
-    "ROLLOUTS",
-    "ROLLOUT_REWARD",
-    "ROLLOUT_SECONDS",
-    "ROLLOUT_TURNS",
-    "SANDBOX_RUNNING",
-    "SESSIONS",
-    "SESSIONS_LOST",
-    "STALENESS",
-    "TIME_TO_FIRST_TOKEN",
-    "TOKENS",
-    "TOOL_CALLS",
-    "VERIFY_SECONDS",
-    "WEIGHTS_UPDATE_SECONDS",
-    "RolloutMeter",
-    "TokenMeter",
-]
-
 _Labels = tuple[str, ...]
 
 

@@ -28,20 +28,6 @@ from weakref import WeakSet
 
 from typing_extensions import Self
 
-__all__ = [
-    "SECONDS",
-    "Counter",
-    "Gauge",
-    "Histogram",
-    "HistogramView",
-    "Metric",
-    "Point",
-    "Tally",
-    "Values",
-    "render",
-    "settle",
-]
-
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 """Upper bounds of the buckets of durations: from 1 ms to 1 h, two per decade."""
 

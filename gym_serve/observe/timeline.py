@@ -21,20 +21,6 @@ import orjson
 
 from gym_serve.types.protocols.content import content_text
 
-__all__ = [
-    "ENDPOINT",
-    "MODEL_CALLS",
-    "OCCUPIED",
-    "QUEUED",
-    "REPLICA",
-    "RETRIES",
-    "TIMELINE",
-    "TTFT",
-    "USAGE",
-    "Recorder",
-    "microseconds",
-]
-
 Json = dict[str, Any]
 
 REPLICA = "replica"
