@@ -1,9 +1,8 @@
 """The HTTP ingress of a graph that runs without Ray, for what an agent starts beside it.
 
-An external harness reaches its model, and the tools of its environment, over HTTP. On a cluster it asks
-Serve's proxy; here it asks this gateway, on a free port of the loopback interface, with a token that nobody
-else has. What only a cluster has is missing: the load of replicas (``/pressure``, ``/stats``), and changes of
-the policy (`gym_serve.gateway.policy_routes`).
+An external harness reaches its model, and the tools of its environment, over HTTP: here on a free port of the
+loopback interface, with a token that nobody else has. What only a cluster has is missing: the load of
+replicas (``/pressure``, ``/stats``), and changes of the policy (`gym_serve.gateway.policy_routes`).
 """
 
 from __future__ import annotations

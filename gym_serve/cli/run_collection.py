@@ -1,9 +1,6 @@
 """Runs a collection at the terminal: progress while it runs, Ctrl-C, the report at the end, the exit status.
 
-`collect` and `reverify` share it. Exit status: 0 all rollouts are scored; 3 the run is complete, but some
-rollouts have failed permanently, or some groups could not be compared; 4 the budget is spent; 5 only the
-operator can help (`OperatorError`); 130 (SIGINT) or 143 (SIGTERM) it was stopped. After 4, 5, 130 and 143 the
-run can be resumed; after 3, `--resume` compares the remaining groups.
+`collect`, whose help has the exit status, and `reverify` share it.
 """
 
 from __future__ import annotations

@@ -45,19 +45,26 @@ class Connection:
         url: str = "",
         default_agent: str | None = None,
         graph: Graph | None = None,
+        *,
+        auth_token: str | None = None,
     ) -> None:
         self.name = name
         self.public = dict(public)
         self.url = url
         self.default_agent = default_agent
         self.graph = graph
+        self._token = auth_token
+        self._headers = bearer(auth_token)
 
     def transport(self, server: str) -> Transport:
         """A new transport to a server; the caller closes it."""
         raise NotImplementedError
 
     async def health(self) -> JSON:
-        raise NotImplementedError
+        answer = await page(f"{self.url}/health", self._headers, fine=(200, 503))
+        if not isinstance(states := answer.get("servers"), dict):
+            raise error_from_body(503, answer)
+        return states
 
     @property
     def dashboard_url(self) -> str | None:
@@ -66,11 +73,11 @@ class Connection:
 
     async def pressure(self) -> JSON:
         """The load of the graph; see `Gym.pressure`."""
-        self._refuse("pressure")
+        return await page(f"{self.url}/pressure", self._headers)
 
     async def stats(self) -> JSON:
         """What the graph has counted; see `Gym.stats`."""
-        self._refuse("stats")
+        return await page(f"{self.url}/stats", self._headers)
 
     def handle(self, server: str) -> Any:
         self._refuse("handle")
@@ -144,6 +151,12 @@ class LocalConnection(Connection):
     async def health(self) -> JSON:
         return await self._local.health()
 
+    async def pressure(self) -> JSON:
+        self._refuse("pressure")
+
+    async def stats(self) -> JSON:
+        self._refuse("stats")
+
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
     ) -> None:
@@ -196,24 +209,14 @@ class HttpConnection(Connection):
 
     def __init__(self, url: str, auth_token: str | None = None) -> None:
         url = url.rstrip("/")
-        self._token = auth_token
-        self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
-        super().__init__(url, loop.wait(page(f"{url}/graph", self._headers)), url)
+        public = loop.wait(page(f"{url}/graph", bearer(auth_token)))
+        super().__init__(url, public, url, auth_token=auth_token)
         self._batcher = Batcher(url, self._headers)
 
     def transport(self, server: str) -> Transport:
         if server in (self.public.get("agents") or {}):
             return RemoteAgent(server, self.url, self._headers, self._batcher)
         return HttpTransport(server, f"{self.url}/{server}", self._headers)
-
-    async def health(self) -> JSON:
-        return await servers_health(self.url, self._headers)
-
-    async def pressure(self) -> JSON:
-        return await page(f"{self.url}/pressure", self._headers)
-
-    async def stats(self) -> JSON:
-        return await page(f"{self.url}/stats", self._headers)
 
     async def reconfigure(self, server: str, changes: JSON) -> None:
         urls = changes["base_url"]
@@ -247,16 +250,9 @@ class HttpConnection(Connection):
         return partial(HttpConnection, self.url, self._token)
 
 
-async def servers_health(url: str, headers: Mapping[str, str]) -> JSON:
-    """State of every server, by name, from the gateway at ``url``.
-
-    Raises:
-        Unavailable, GymError: see `page`.
-    """
-    answer = await page(f"{url}/health", headers, fine=(200, 503))
-    if not isinstance(states := answer.get("servers"), dict):
-        raise error_from_body(503, answer)
-    return states
+def bearer(token: str | None) -> dict[str, str]:
+    """The headers of a request with a token, if there is one."""
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 async def page(

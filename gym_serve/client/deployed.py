@@ -22,7 +22,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from gym_serve.client import loop
 from gym_serve.client.cluster import Cluster, quiet_serve
-from gym_serve.client.connection import Connection, page, servers_health
+from gym_serve.client.connection import Connection
 from gym_serve.cluster.code import ship
 from gym_serve.cluster.deploy import GATEWAY, build
 from gym_serve.cluster.ingress import Description
@@ -84,13 +84,11 @@ class ClusterConnection(Connection):
         graph: Graph | None = None,
         claim: Claim | None = None,
     ) -> None:
-        super().__init__(name, public, url, default_agent, graph)
+        super().__init__(name, public, url, default_agent, graph, auth_token=auth_token)
         quiet_serve()  # of a copy, too, which joins no cluster where there is one
         self._cluster = cluster
         self._ownership = Ownership(name)
         self._claim = claim
-        self._token = auth_token
-        self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
         self._publisher: RayPublisher | None = None
 
     def transport(self, server: str) -> Transport:
@@ -105,12 +103,6 @@ class ClusterConnection(Connection):
     def dashboard_url(self) -> str | None:
         self._join()
         return dashboard_url()
-
-    async def health(self) -> JSON:
-        return await servers_health(self.url, self._headers)
-
-    async def pressure(self) -> JSON:
-        return await page(f"{self.url}/pressure", self._headers)
 
     async def stats(self) -> JSON:
         """See `Connection.stats`. It asks the replicas, as a handle would wait for a graph that is gone.
@@ -372,11 +364,8 @@ def launch(
 
 
 def states(name: str) -> dict[str, JSON]:
-    """The servers of a running graph, as its gateway sees them; none where no gateway answers.
-
-    Returns:
-        by server: ``status``, ``message`` and ``replicas`` by their state.
-    """
+    """The servers of a running graph, as its gateway sees them: ``status``, ``message`` and ``replicas`` by
+    their state; none where no gateway answers."""
     gateway: Any = DeploymentHandle(GATEWAY, name)
     try:
         found = gateway.states.remote().result(timeout_s=_STATES_SECONDS, _skip_asyncio_check=True)
@@ -421,12 +410,9 @@ def _is_graph(application: ApplicationStatusOverview) -> bool:
 
 def _described(name: str) -> Description:
     gateway: Any = DeploymentHandle(GATEWAY, name)
-    description: Description = _answered(gateway.describe.remote(), name)
-    return description
-
-
-def _answered(asked: Any, name: str) -> Any:
     try:
-        return asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
+        asked = gateway.describe.remote()
+        description: Description = asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
     except TimeoutError:
         raise Unavailable(f"the gateway of {name!r} does not answer") from None
+    return description

@@ -197,9 +197,8 @@ class BaseGym:
         many policy versions passed between the start of its oldest rollout and now.
 
         Groups are taken as they get ready, and every row in its turn: the iteration waits for a slow group
-        that would otherwise become too old. If the trainer takes fewer groups for a version than it said,
-        groups do become too old; they are cancelled, down to the model's request, and restart before later
-        rows. So each row is trained on as often as it is in ``rows``, however slow it is.
+        that would otherwise become too old. Those that do become too old are cancelled, down to the model's
+        request, and restart before later rows. So each row is trained on as often as it is in ``rows``.
 
         Args:
             rows: as for `rollouts`; those of the caller are drawn in a thread, and may wait.

@@ -1,11 +1,8 @@
 """The event loop on which all transports of this process live, whichever loop or thread calls.
 
-A Serve handle whose router runs on the caller's loop is the cheap kind (see `serve_compat`), but it belongs
-to that loop; a trainer calls from its own loop, from none, or from several. The loop runs in a daemon thread
-until the process ends, because handles cannot move.
-
-Calls between two loops are queued and handled in batches: a wake-up from another thread and a thread-safe
-future for every call cost the driver a fifth more CPU and memory.
+A Serve handle whose router runs on the caller's loop is the cheap kind (see `serve_compat`), but cannot move
+to another loop; a trainer calls from its own loop, from none, or from several. Calls between two loops are
+queued and handled in batches: a wake-up and a thread-safe future for each cost the driver a fifth more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""``/episodes``: the episodes that run on a graph, and the last ones that have ended.
-
-| request | does |
-|---|---|
-| ``GET /episodes`` | which episodes run or wait, on all replicas, and which have ended lately |
-| ``GET /episodes/{id}`` | one of them, with its rollout so far |
-| ``DELETE /episodes/{id}`` | stops it: its rollout is the failure ``stopped``, which nothing tries again |
+"""``/episodes``: the episodes that run on a graph, and the last ones that have ended (docs/http.md).
 
 The replicas know their episodes (`gym_serve.servers.live`), and are asked when somebody looks. Each has some
 seconds to answer; one that does not is named, and holds up nobody. An id names the replica, so any gateway of

@@ -1,12 +1,4 @@
-"""``/{model}/policy/...``: how a trainer that reaches a graph over HTTP steers its policy.
-
-| request | does |
-|---|---|
-| ``POST /{model}/policy/pause`` | holds the calls of the model |
-| ``POST /{model}/policy/resume`` | lets them begin again |
-| ``GET /{model}/policy/version`` | the version of its weights |
-| ``POST /{model}/policy/version`` | tells the version of weights that are there |
-| ``POST /{model}/policy/endpoints`` | points the model at other endpoints |
+"""``/{model}/policy/...``: how a trainer that reaches a graph over HTTP steers its policy (docs/http.md).
 
 Whoever may send them decides where the graph sends its prompts and its key. So a graph without a token
 refuses those that change something. So does a graph without Ray, whose trainer is its own process.

@@ -3,12 +3,7 @@
 A page that is asked for without a token is answered with a form, under the same address and with 401. It
 posts the token to ``/sign-in``, which answers with a pass (`gym_serve.gateway.access`) in a cookie and leads
 back to the page. The token is in no address and in no log, and no script sees it or the pass.
-
-| request | does |
-|---|---|
-| ``GET /sign-in`` | the form |
-| ``POST /sign-in`` | takes the form: ``token``, and ``next``, the page below the graph's root to go on with |
-| ``DELETE /sign-in`` | takes the pass back from this browser |
+``next`` of the form is that page, below the graph's root; ``DELETE`` takes the pass back from this browser.
 """
 
 from __future__ import annotations

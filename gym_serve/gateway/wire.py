@@ -9,19 +9,8 @@ and is part of the path because harnesses set no headers.
 Bodies pass through as bytes. They are decoded only if the answer depends on their content: a request for a
 stream, and a verdict that overrides keys of its row.
 
-Request headers, beside the body:
-
-| header | meaning |
-|---|---|
-| ``x-request-id`` | names the request in logs; Serve's proxy makes one up, and echoes it |
-| ``x-request-timeout`` | seconds that the client waits; then the call is cancelled: 504 |
-| ``x-session-id``, or the cookie ``gym_session`` | session with an environment |
-| ``x-session-affinity`` | key of an episode; its model calls go to one replica |
-| ``traceparent`` | the client's span, of which the call's spans are children |
-| ``x-gym-notes`` | 1: notes of the reply follow the body (`gym_serve.transports.http_notes`) |
-
-Serve has a deadline of its own (``x-request-timeout-seconds``), which its proxy answers with 408
-and plain text; the one here is answered like every other failure.
+The request headers are in docs/http.md. Serve has a deadline of its own (``x-request-timeout-seconds``),
+which its proxy answers with 408 and plain text; ``x-request-timeout`` is answered like every other failure.
 """
 
 from __future__ import annotations

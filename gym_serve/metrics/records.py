@@ -1,14 +1,11 @@
 """What metrics are computed from: the spec of an environment, and the few facts kept of each rollout.
 
-- `MetricSpec` declares an environment's metrics as data, so that a collector can aggregate a million
-  rollouts as a stream and needs nothing else of the environment.
-- `read_record` reads those facts from a rollout's JSON. Numbers are finite, and small enough that their
-  squares and sums stay finite (one NaN would swallow every mean it enters: it counts as missing). Booleans
-  are 0 and 1. A failed rollout has no score, rather than a score of 0. The verifier's own fields are not
-  trusted: a value of an unexpected type counts as missing and never raises.
-- `RecordStore` keeps the records in about 8 bytes a number. All numbers are in one flat array; a rollout is
-  a slice of it, whose names are one of a few schemas, because rollouts of one environment have the same
-  fields, give or take an optional one. Equal answers and labels are stored once.
+Numbers are finite, and small enough that their squares and sums stay finite (one NaN would swallow every mean
+it enters: it counts as missing). Booleans are 0 and 1. A failed rollout has no score, rather than a score of
+0. The verifier's own fields are not trusted: a value of an unexpected type counts as missing.
+
+`RecordStore` keeps the records of a million rollouts in about 8 bytes a number: all numbers are in one flat
+array, and a rollout is a slice of it, whose names are one of a few schemas.
 """
 
 from __future__ import annotations

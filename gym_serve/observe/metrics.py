@@ -6,13 +6,9 @@ a metric is a dict of numbers, and whoever publishes them reads the dict once in
 clock or a task. The client library of Prometheus has the same classes; a record costs it two to three times
 as much, with a lock for every value.
 
-Rules of all metrics:
-
-- Names begin with ``gym_serve_`` and end with their unit, as Prometheus recommends
-  (https://prometheus.io/docs/practices/naming/): ``_seconds``, ``_total`` for what only grows.
-- Labels have few values. What a model or a client wrote (the name of a tool that does not exist, an unknown
-  path) is counted as ``unknown``, or a model could fill the memory of Prometheus.
-- Everything is cumulative: a publisher that misses a moment loses nothing.
+Names end with their unit, as Prometheus recommends (https://prometheus.io/docs/practices/naming/). Labels
+have few values: what a model or a client wrote is counted as ``unknown``, or it could fill the memory of
+Prometheus.
 """
 
 from __future__ import annotations

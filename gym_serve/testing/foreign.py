@@ -112,20 +112,12 @@ class Tool(NamedTuple):
 
 
 class ForeignServer:
-    """The server under test.
-
-    Args:
-        url: its base URL.
-        kind: what it is.
-        client: keeps no cookies (`gym_serve.transports.http.new_client`).
-        row: a row that it takes.
-        fixtures: episodes whose rewards are known.
+    """The server under test, with a row that it takes; ``client`` keeps no cookies (`new_client`).
 
     Attributes:
         offered: what it answers as its tools.
         gone: whether it has stopped to answer.
-        tools: its tools, by name.
-        fixtures: episodes of an environment, at least one.
+        fixtures: episodes of an environment whose rewards are known, at least one.
     """
 
     def __init__(

@@ -2,13 +2,9 @@
 
 It has the files of `gym-serve view` and its rules (`gym_serve.view.security`): a model writes what is shown.
 Which episodes run, and what stops one, the page asks the graph itself (``/episodes``, ``/pressure``). Here it
-gets one episode in the form that it draws.
-
-| path below ``/ui/`` | |
-|---|---|
-| (none), ``static/...`` | the page and its files |
-| ``api/rollout/{id}/0?known=...&from=...`` | an episode; of its conversation the items from there on |
-| ``api/rollout/{id}/0/raw`` | the rollout so far as JSON |
+gets one episode in the form that it draws. Below ``/ui/`` are the page, its files in ``static/``,
+``api/rollout/{id}/0?known=...&from=...`` (an episode, with the items of its conversation from there on) and
+``api/rollout/{id}/0/raw`` (the rollout so far).
 """
 
 from __future__ import annotations
