@@ -300,8 +300,10 @@ def _graph(source: str, policy: JSON | None, sets: list[str], application: str |
     content: Any = source if _is_file(source) else _around(source)
     loaded = load_graph(content, overrides=sets, application=application)
     if policy is not None:
-        for name in _policies(loaded.spec.agents):
-            loaded.spec.models[name] = policy
+        agents: Any = loaded.spec.agents
+        for agent in agents.values() if isinstance(agents, dict) else ():
+            if isinstance(agent, dict) and isinstance(agent.get("model"), str):
+                loaded.spec.models[agent["model"]] = policy
     graph = resolve(loaded.spec, source=loaded.path, base_dir=loaded.base_dir)
     return graph, default_agent(graph)
 
@@ -316,13 +318,6 @@ def _around(environment: str) -> JSON:
         "resources": {_ENVIRONMENT: {"type": environment}},
         "agents": {_AGENT: {"type": "simple_agent", "model": _MODEL, "resources": _ENVIRONMENT}},
     }
-
-
-def _policies(agents: Any) -> list[str]:
-    values = agents.values() if isinstance(agents, dict) else ()
-    return [
-        agent["model"] for agent in values if isinstance(agent, dict) and isinstance(agent.get("model"), str)
-    ]
 
 
 def _prompted(row: JSON, template: Path | None) -> JSON:

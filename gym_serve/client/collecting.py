@@ -98,15 +98,15 @@ def tracked(core: Core, tracker: str | Tracker, config: Mapping[str, Any] | None
     """See `Gym.track`."""
 
     def end(tracking: RolloutTracking) -> None:
-        core.client.followers.remove(tracking.add)
+        core.client.activity.followers.remove(tracking.add)
         core.trackings.remove(tracking)
 
     if isinstance(tracker, str):
         tracker = open_tracker(tracker, Path(core.name.rpartition("/")[2]))
     shown = _plain({"name": core.name, **(config or {}), "graph": core.graph})
-    tracking = RolloutTracking(tracker, shown, lambda: core.client.in_flight, end)
+    tracking = RolloutTracking(tracker, shown, lambda: core.client.activity.in_flight, end)
     core.trackings.append(tracking)
-    core.client.followers.append(tracking.add)
+    core.client.activity.followers.append(tracking.add)
     return tracking
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -30,7 +29,8 @@ class Core:
         self.name = connection.name
         self.graph = connection.public
         self.servers = [name for section in SECTIONS for name in self.graph.get(section) or {}]
-        self.default_agent = connection.default_agent or _only(self.graph.get("agents") or {})
+        agents = list(self.graph.get("agents") or {})
+        self.default_agent = connection.default_agent or (agents[0] if len(agents) == 1 else None)
         self.services: dict[str, PolicyService] = {}
         self.trackings: list[RolloutTracking] = []
         self.streams: WeakSet[GroupStream] = WeakSet()
@@ -49,7 +49,7 @@ class Core:
         connection.publish((self._in_flight, self.update_seconds, self._staleness), self._set_gauges)
 
     def _set_gauges(self) -> None:
-        self._in_flight.set(value=self.client.in_flight)
+        self._in_flight.set(value=self.client.activity.in_flight)
 
     def taken(self, group: Group) -> None:
         if group.usable and group.staleness is not None:
@@ -101,7 +101,3 @@ class Core:
             await self.services.popitem()[1].stop()
         while self._transports:
             await self._transports.popitem()[1].close()
-
-
-def _only(agents: Mapping[str, Any]) -> str | None:
-    return next(iter(agents)) if len(agents) == 1 else None

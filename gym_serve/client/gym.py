@@ -243,11 +243,8 @@ class BaseGym:
     def spending(self, budget: Budget | None = None) -> Spending:
         """A count of what model calls use and cost, at this graph's prices, for any number of `groups` calls.
 
-        Args:
-            budget: its limit, for all of them together.
-
         Raises:
-            InvalidRequest: the budget cannot be kept; see `Budget.check`.
+            InvalidRequest: the budget, which is for all of them, cannot be kept; see `Budget.check`.
         """
         prices, budget = prices_of(self.graph), budget or Budget()
         budget.check(prices)
@@ -287,9 +284,7 @@ class BaseGym:
         return self._core.connection.handle(server)
 
     def metrics(self) -> str:
-        """The metrics of a graph in this process, in the text format of Prometheus (see docs/monitoring.md).
-
-        They include other graphs of this process.
+        """The metrics of this process and its graphs, in the text format of Prometheus (docs/monitoring.md).
 
         Raises:
             BadRequest: the graph does not run in this process: its Ray nodes publish its metrics.
@@ -335,8 +330,8 @@ class Gym(BaseGym):
         """Deploy a graph and wait until it is ready; a running one of the same file is taken over or joined.
 
         A deployed graph belongs to this process: `shutdown` takes it down, and so does the cluster, some time
-        after this process has ended without it. A graph that was joined is left running. A cluster that this
-        process has not started gets the packages of the graph's own classes (docs/deploying.md).
+        after this process has ended. A graph that was joined is left running. A cluster that this process has
+        not started gets the packages of the graph's own classes (docs/deploying.md).
 
         Args:
             graph: path of a graph file, or what stands under its ``args``.
@@ -384,20 +379,14 @@ class Gym(BaseGym):
         return loop.wait(self._run(rows, options))
 
     def compares(self, rollout: JSON) -> bool:
-        """Whether the environment of a rollout compares the rollouts of a group, which gives their rewards. A
-        trainer that asks for single rollouts cannot use it."""
+        """Whether the environment of a rollout rewards groups: no trainer of single rollouts can use it."""
         return loop.wait(self._core.client.compares(rollout))
 
     def compare(self, rollouts: Sequence[JSON], **options: Unpack[RolloutOptions]) -> Group:
-        """A group of scored rollouts of one row, for a trainer that makes its groups itself.
+        """A group of scored rollouts of one row, in their order, for a trainer that makes its groups itself.
 
-        Args:
-            rollouts: at least one; they keep their order.
-            **options: see `RolloutOptions`; ``attempts`` and ``timeout`` are those of the comparison.
-
-        Returns:
-            the group. If the environment has ``compare``, that gave the rewards; if it failed, the group is
-            not usable and has a ``reason``.
+        If the environment has ``compare``, that gives the rewards; if it fails, the group is not usable and
+        has a ``reason``. ``attempts`` and ``timeout`` are those of the comparison.
 
         Raises:
             InvalidRequest: there is no rollout.
@@ -447,10 +436,9 @@ class Gym(BaseGym):
         return loop.wait(self._core.connection.stats())
 
     def call(self, server: str, op: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """One call to a server; its decoded answer.
+        """One call to a server by its name; its decoded answer.
 
         Args:
-            server: its name.
             op: the operation, e.g. ``verify``, ``tools/{name}`` or ``v1/responses``.
             body: what JSON can hold; None for none.
             timeout: seconds to wait; None for no limit.

@@ -132,7 +132,7 @@ class RolloutClient(RolloutBackend):
         self._resolved = resolved
         self._name = name
         self._compares: dict[str, bool] = {}
-        self._activity = _Activity()
+        self.activity = _Activity()
         self._endpoint: ModelEndpoint | None = None
 
     def at(self, endpoint: Any) -> RolloutClient:
@@ -143,16 +143,6 @@ class RolloutClient(RolloutBackend):
         client = copy(self)
         client._endpoint = ModelEndpoint.read(endpoint)
         return client
-
-    @property
-    def in_flight(self) -> int:
-        """Rollouts that were started and have not ended."""
-        return self._activity.in_flight
-
-    @property
-    def followers(self) -> list[Callable[[JSON], None]]:
-        """Called with the result of each attempt, also of a failed one."""
-        return self._activity.followers
 
     def expansion(self, options: RolloutOptions) -> Expansion:
         """How rows become rollouts, by the options."""
@@ -178,7 +168,7 @@ class RolloutClient(RolloutBackend):
             timeout=options.get("timeout"),
             max_failures=options.get("max_failures", MAX_FAILURES),
             tracing=self._graph.get("tracing"),
-            follow=self._activity.follow,
+            follow=self.activity.follow,
         )
 
     async def groups(self, rows: Rows, options: RolloutOptions) -> Iterator[list[JSON]]:
@@ -209,11 +199,11 @@ class RolloutClient(RolloutBackend):
             row = {**row, MODEL_FIELD: endpoint.public}
         id, traceparent = secrets.token_hex(16), current().traceparent
         call = Call("run", encode(row), None, id, key, current().timeout(), endpoint, traceparent)
-        self._activity.in_flight += 1
+        self.activity.in_flight += 1
         try:
             reply = await loop.run(agent.transport.call(call))
         finally:
-            self._activity.in_flight -= 1
+            self.activity.in_flight -= 1
         try:
             rollout: JSON = agent.decode(reply)
         except NotFound as error:  # `check` knew the agent: another graph runs there by now

@@ -66,15 +66,11 @@ class _Lines:
         """Bytes of a last line that has no end yet, and is no rollout so far."""
         self._first = 0 if key == "main" else FAILURES
         self._tables = tables
-        self._compressed = path.suffix in (".gz", ".zst")
+        self.compressed = path.suffix in (".gz", ".zst")
         self._copy: Copy | None = None
         self._size_read = -1
-        self.plain = folder / f"{key}.jsonl" if self._compressed else path
+        self.plain = folder / f"{key}.jsonl" if self.compressed else path
         """The file, or its decompressed copy."""
-
-    @property
-    def was_replaced(self) -> bool:
-        return self.at.of_another_file(self.path, compressed=self._compressed)
 
     def index_until(self, ends: float) -> bool:
         """Index lines until the time is over; whether there may be more."""
@@ -83,7 +79,7 @@ class _Lines:
         try:
             found = self.path.stat()
             self.at.device, self.at.inode = found.st_dev, found.st_ino
-            copied = self._compressed and self._decompress(ends)
+            copied = self.compressed and self._decompress(ends)
         except FileNotFoundError:
             return False
         except (OSError, ValueError) as error:
@@ -117,7 +113,7 @@ class _Lines:
             file.seek(self.at.offset)
             while more and time.monotonic() < ends:
                 more = self._index_batch(file, ends)
-        if not self._compressed:
+        if not self.compressed:
             self.at.head, self.at.tail = _ends(self.path, self.at.offset)
         self._size_read = -1 if more else size
         return more
@@ -193,7 +189,7 @@ class Indexer:
             return False
         tables = self._tables
         assert tables is not None
-        if any(lines.was_replaced for lines in self._lines):
+        if any(lines.at.of_another_file(lines.path, compressed=lines.compressed) for lines in self._lines):
             tables.clear()
             self._lines = self._from_the_beginning(tables)
         ends = time.monotonic() + seconds

@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Any, TypedDict, cast
 
 from gym_serve.view.expression import BadExpression, check, unknown
@@ -156,7 +157,7 @@ def _page(
         query = f"SELECT {key}, n FROM rollouts WHERE {reading.where(where)} ORDER BY {order} LIMIT ?"
         streams.append([(_Key(k, down), place, n) for k, n in reading.sql(query, (offset + limit,))])
     merged = heapq.merge(*streams, key=lambda entry: entry[0]) if sort else (e for s in streams for e in s)
-    chosen = [(place, n) for _, place, n in _slice(merged, offset, limit)]
+    chosen = [(place, n) for _, place, n in islice(merged, offset, offset + limit)]
     rows = {
         (place, row["n"]): row
         for place, reading in enumerate(readings)
@@ -176,10 +177,6 @@ def _numbers(reading: Reading, where: str, sort: str | None, offset: int, limit:
         numbers = array("q", (n for (n,) in reading.sql(query)))
         reading.run.keep(key, reading.revision, numbers)
     return numbers[offset : offset + limit]
-
-
-def _slice(entries: Iterable[Any], offset: int, limit: int) -> list[Any]:
-    return [entry for at, entry in zip(range(offset + limit), entries, strict=False) if at >= offset]
 
 
 def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -293,8 +293,10 @@ def compare_runs(
     tasks = [
         {
             "task": str(task.task_index),
-            "left": _side_json(task.a),
-            "right": _side_json(task.b),
+            **{
+                name: {"mean": side.mean, "attempts": side.rollouts, "solved": side.solved}
+                for name, side in (("left", task.a), ("right", task.b))
+            },
             "flipped": {"fixed": "better", "broken": "worse", None: None}[task.flip],
             "_key": task.task_index,
         }
@@ -320,10 +322,6 @@ def compare_runs(
         },
         "interval_method": None if reward is None else reward.method,
     }
-
-
-def _side_json(side: Side) -> dict[str, Any]:
-    return {"mean": side.mean, "attempts": side.rollouts, "solved": side.solved}
 
 
 def _scores(reading: Reading, where: str, failures: Failures) -> tuple[list[Scores], Coverage]:
