@@ -143,28 +143,26 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AsyncGym": "gym_serve.client",
-    "Gym": "gym_serve.client",
-    "GroupStream": "gym_serve.client",
-    "Graph": "gym_serve.graph",
-    "GraphSpec": "gym_serve.graph",
-    "load_graph": "gym_serve.graph",
-    "resolve": "gym_serve.graph",
-    "Budget": "gym_serve.rollouts",
-    "Group": "gym_serve.rollouts",
-    "Progress": "gym_serve.rollouts",
-    "PromptTemplate": "gym_serve.rollouts",
-    "Report": "gym_serve.rollouts",
-    "StreamCounts": "gym_serve.rollouts",
-    "merge": "gym_serve.rollouts",
+    "gym_serve.client": ("AsyncGym", "GroupStream", "Gym"),
+    "gym_serve.graph": ("Graph", "GraphSpec", "load_graph", "resolve"),
+    "gym_serve.rollouts": (
+        "Budget",
+        "Group",
+        "Progress",
+        "PromptTemplate",
+        "Report",
+        "StreamCounts",
+        "merge",
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
+    for module, names in _LAZY.items():
+        if name in names:
+            from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+            return getattr(import_module(module), name)
     if name == "__version__":
         from importlib.metadata import version
 

@@ -46,22 +46,9 @@ from gym_serve.types.rows import agent_name
 
 # How large a server is and where it runs changes no rollout; nor does an endpoint's address, key or price.
 _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
-    "ray_resources",
-    "base_url",
-    "url",
-    "query",
-    "api_key",
-    "api_key_header",
-    "headers",
-    "prices",
-    "capture_ttl",
-    "max_captures",
-    "max_client_sessions",
-    "row_endpoints",
-    "row_endpoints_over_http",
+    *("ray_resources", "base_url", "url", "query", "api_key", "api_key_header", "headers", "prices"),
+    *("capture_ttl", "max_captures", "max_client_sessions", "row_endpoints", "row_endpoints_over_http"),
 }
-
-
 _BACKOFF = Backoff()
 
 

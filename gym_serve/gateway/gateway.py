@@ -241,17 +241,17 @@ class Gateway:
             Reply.of({**error.to_body(), "status": "unavailable"})._replace(status=error.status)
         )
 
-    async def _pressure(self, request: Request) -> Response:
-        return wire.answer(Reply.of(pressure(await self._host.reports(PRESSURE), self._agents)))
-
-    async def _stats(self, request: Request) -> Response:
-        return wire.answer(Reply.of(await self.stats()))
-
-    async def _graph_page(self, request: Request) -> Response:
-        return wire.answer(Reply.of(dict(self.public)))
-
-    async def _openapi(self, request: Request) -> Response:
-        return wire.answer(Reply.of(await self._describe(request)))
+    async def _json(self, request: Request) -> Response:
+        match _path(request):
+            case "pressure":
+                page = pressure(await self._host.reports(PRESSURE), self._agents)
+            case "stats":
+                page = await self.stats()
+            case "openapi.json":
+                page = await self._describe(request)
+            case _:
+                page = dict(self.public)
+        return wire.answer(Reply.of(page))
 
     async def _docs(self, request: Request) -> Response:
         from gym_serve.gateway import docs_page
@@ -293,14 +293,11 @@ class Gateway:
 
 _OPENS = (_SEED, "reset")
 _PAGES = {
+    **dict.fromkeys(("graph", "pressure", "stats", "openapi.json"), Gateway._json),
     "": Gateway._home,
-    "graph": Gateway._graph_page,
     "health": Gateway._health,
-    "pressure": Gateway._pressure,
-    "stats": Gateway._stats,
     "docs": Gateway._docs,
     "docs.js": Gateway._docs_script,
-    "openapi.json": Gateway._openapi,
 }
 
 
