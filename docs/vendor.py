@@ -1,4 +1,4 @@
-"""Copies the libraries of the viewer's page from npm into ``static/vendor``: users need no npm and no network.
+"""Copies the libraries of the viewer's page from npm into ``static/vendor``, so that users need no npm.
 
 ``static/vendor/package.json`` pins them, its lock file has their hashes, and ``npm ci`` checks these. Run
 ``make vendor`` after a change of a pin. The files that it writes are kept in git; ``vendor.json`` lists each

@@ -146,13 +146,7 @@ _LAZY = {
     "gym_serve.client": ("AsyncGym", "GroupStream", "Gym"),
     "gym_serve.graph": ("Graph", "GraphSpec", "load_graph", "resolve"),
     "gym_serve.rollouts": (
-        "Budget",
-        "Group",
-        "Progress",
-        "PromptTemplate",
-        "Report",
-        "StreamCounts",
-        "merge",
+        *("Budget", "Group", "Progress", "PromptTemplate", "Report", "StreamCounts", "merge"),
     ),
 }
 
