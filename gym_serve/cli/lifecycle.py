@@ -159,7 +159,7 @@ def _applications() -> dict[str, Any]:
     from gym_serve.cluster.health import reason
     from gym_serve.cluster.reports import reports_of
     from gym_serve.cluster.serve_compat import http_address, route_prefix
-    from gym_serve.gateway.pressure import pressure
+    from gym_serve.gateway.stats import pressure
 
     applications: dict[str, Any] = {}
     for name, application in running().items():

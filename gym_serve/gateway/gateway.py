@@ -29,8 +29,7 @@ from gym_serve.gateway.host import Host
 from gym_serve.gateway.live_episodes import EPISODES, LiveEpisodesOfGraph
 from gym_serve.gateway.pages import Page, Site, added_pages
 from gym_serve.gateway.policy_routes import POLICY, steer
-from gym_serve.gateway.pressure import PRESSURE, pressure
-from gym_serve.gateway.stats import STATS, stats
+from gym_serve.gateway.stats import PRESSURE, STATS, pressure, stats
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import fault
 from gym_serve.servers.runner import DESCRIBE
