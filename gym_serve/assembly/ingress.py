@@ -86,12 +86,8 @@ def local_gateway(
 
 
 class LocalIngress:
-    """A `local_gateway` behind a port of its own, in the event loop that starts it.
-
-    Attributes:
-        url: its address.
-        token: what its callers authenticate with.
-    """
+    """A `local_gateway` behind a port of its own, in the event loop that starts it. ``url``: its address;
+    ``token``: what its callers authenticate with."""
 
     def __init__(self) -> None:
         self._listening = listen()

@@ -29,15 +29,8 @@ _CLUSTER_ONLY = ("num_gpus", "accelerator_type", "resources", "runtime_env", "pl
 
 
 class LocalGraph:
-    """Runs a graph in this process.
-
-    Args:
-        graph: the graph.
-        around: wraps the transport to each server, e.g. to watch the calls.
-
-    Raises:
-        GraphError: options of servers need a cluster; names all of them.
-    """
+    """Runs a graph in this process. ``graph``: the graph; ``around``: wraps the transport to each server,
+    e.g. to watch the calls. Raises GraphError: options of servers need a cluster; names all of them."""
 
     def __init__(
         self, graph: Graph, around: Callable[[Transport], Transport] = lambda transport: transport

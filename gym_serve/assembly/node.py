@@ -24,12 +24,8 @@ def constructed(
     lasting: bool = True,
     **settings: Any,
 ) -> ServerRunner:
-    """The runner of a node's server. It is not started.
-
-    Args:
-        tracing: see `Graph.tracing`.
-        lasting: whether its sessions may outlive this process, on another replica.
-    """
+    """The runner of a node's server. It is not started. ``tracing``: see `Graph.tracing`; ``lasting``:
+    whether its sessions may outlive this process, on another replica."""
     assert node.cls is not None  # a remote server runs elsewhere
     settings = {**node.connected(client), **settings}
     if replica is not None and issubclass(node.cls, ResourcesServer | ModelServer):

@@ -24,13 +24,8 @@ _QUEUED = "q"  # begins the number of a call that waits
 
 
 class QueuedCall(NamedTuple):
-    """A call that waits.
-
-    Attributes:
-        number: of all calls that have waited there.
-        call: the call.
-        since: `time.monotonic` moment from which it waits.
-    """
+    """A call that waits. ``number``: of all calls that have waited there; ``call``: the call; ``since``:
+    `time.monotonic` moment from which it waits."""
 
     number: int
     call: Call

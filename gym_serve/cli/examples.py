@@ -47,11 +47,8 @@ def example_rows(graph: Graph, agent: str, missing: str) -> Path:
 
 
 class RowSource(Protocol):
-    """What ``NAME:FOLDER`` stands for in the place of a file of rows: an entry point of `SOURCES`.
-
-    Attributes:
-        graph: a graph that comes with gym_serve, for a command without one.
-    """
+    """What ``NAME:FOLDER`` stands for in the place of a file of rows: an entry point of `SOURCES`. ``graph``:
+    a graph that comes with gym_serve, for a command without one."""
 
     graph: str
 
@@ -72,11 +69,8 @@ def row_source(path: Path) -> tuple[RowSource, Path] | None:
 
 @contextmanager
 def file_of_rows(source: RowSource, folder: Path) -> Iterator[Path]:
-    """A file with the rows of a source, which is removed at the end.
-
-    Raises:
-        InvalidRequest: there is no row.
-    """
+    """A file with the rows of a source, which is removed at the end. Raises InvalidRequest: there is no
+    row."""
     rows = list(source.rows(folder))
     with tempfile.TemporaryDirectory(prefix="gym-serve-rows-") as place:
         path = Path(place, "rows.jsonl")

@@ -43,15 +43,9 @@ _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 @dataclass(frozen=True)
 class LocalRay:
-    """A Ray started by `up`.
-
-    Attributes:
-        address: where it is, ``127.0.0.1:port``.
-        auth_mode: ``RAY_AUTH_MODE`` for processes that join it.
-        pid: its first process, which leads a process group of its own.
-        folder: Ray's folder, in which ``ray start`` writes the address.
-        files: a folder for HAProxy.
-    """
+    """A Ray started by `up`. ``address``: where it is, ``127.0.0.1:port``; ``auth_mode``: ``RAY_AUTH_MODE``
+    for processes that join it; ``pid``: its first process, which leads a process group of its own;
+    ``folder``: Ray's folder, in which ``ray start`` writes the address; ``files``: a folder for HAProxy."""
 
     address: str
     auth_mode: str

@@ -76,11 +76,8 @@ def print_json(value: Any) -> None:
 
 
 def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> None:
-    """Print the object ``head`` with one more key, whose list is streamed.
-
-    Args:
-        head: the other keys, at least one.
-    """
+    """Print the object ``head`` with one more key, whose list is streamed. ``head``: the other keys, at least
+    one."""
     out = sys.stdout
     out.write(_json(head, orjson.OPT_INDENT_2)[:-2])
     out.write(f',\n  "{name}": [')

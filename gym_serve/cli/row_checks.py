@@ -178,11 +178,7 @@ def checked_rows(
 
 def row_check(graph: Path | None, application: str | None) -> Callable[[JSON], Iterator[str]]:
     """A function that yields the problems of a row: by the row format, and by a graph file if there is one.
-
-    Raises:
-        GraphError: every problem of the graph.
-        typer.BadParameter: an application without a file.
-    """
+    Raises GraphError: every problem of the graph; typer.BadParameter: an application without a file."""
     if graph is None:
         if application is not None:
             raise typer.BadParameter("--application is for a graph file: --graph FILE")

@@ -103,11 +103,7 @@ def _watch(gym: Gym, interval: float) -> None:
 def page(
     name: str, before: dict[str, Any], stats: dict[str, Any], seconds: float, problem: str = ""
 ) -> list[RenderableType]:
-    """The parts of the page.
-
-    Args:
-        before: the answer of ``/stats`` that rates are taken from.
-    """
+    """The parts of the page. ``before``: the answer of ``/stats`` that rates are taken from."""
 
     def rates(series: str, by: str) -> dict[str, float]:
         earlier = _sums(before, series, by)

@@ -31,10 +31,7 @@ _STEER_SECONDS = 600.0  # a pause may wait for the answers that are being genera
 
 class Connection:
     """A connection to a graph. Operations that a kind of connection does not support raise `BadRequest`.
-
-    Args:
-        public: the graph without secrets, as ``/graph`` shows it.
-    """
+    ``public``: the graph without secrets, as ``/graph`` shows it."""
 
     kind = "a graph"
 
@@ -198,12 +195,8 @@ class LocalConnection(Connection):
 
 
 class HttpConnection(Connection):
-    """A graph at a URL, with its route prefix, and its bearer token if it has one.
-
-    Raises:
-        Unavailable: no gym_serve graph answers at this URL.
-        GymError: the graph refuses the request, e.g. its token.
-    """
+    """A graph at a URL, with its route prefix, and its bearer token if it has one. Raises Unavailable: no
+    gym_serve graph answers at this URL; GymError: the graph refuses the request, e.g. its token."""
 
     kind = "a graph that is reached over HTTP"
 

@@ -63,12 +63,8 @@ _POLL_SECONDS = 0.1
 
 
 class ClusterConnection(Connection):
-    """A graph on a Ray cluster.
-
-    Args:
-        cluster: the cluster; None for a copy in another process, which joins it when it is first used.
-        public, url, default_agent: see `Connection`.
-    """
+    """A graph on a Ray cluster. ``cluster``: the cluster; None for a copy in another process, which joins it
+    when it is first used; ``public``/``url``/``default_agent``: see `Connection`."""
 
     kind = "a graph on a Ray cluster"
 

@@ -37,14 +37,8 @@ _LOOK_SECONDS = 1.0  # between two looks for new replicas
 
 
 class PolicyService:
-    """Serves a policy until `stop`.
-
-    Args:
-        generate: see `Generate`.
-        replicas: see `Replicas`.
-        max_batch: most requests of a batch.
-        concurrency: most batches that are generated at a time.
-    """
+    """Serves a policy until `stop`. ``generate``: see `Generate`; ``replicas``: see `Replicas`;
+    ``max_batch``: most requests of a batch; ``concurrency``: most batches that are generated at a time."""
 
     def __init__(
         self, name: str, generate: Any, replicas: Replicas, max_batch: int, concurrency: int | None

@@ -80,11 +80,8 @@ class Batcher:
         self._http: aiohttp.ClientSession | None = None
 
     async def episode(self, agent: str, row: bytes, traceparent: str | None = None) -> Reply:
-        """One episode of a row. Cancelling all callers of a batch cancels its episodes.
-
-        Returns:
-            what ``POST /{agent}/run`` answers. Where the graph cannot be reached, that is a failure, too.
-        """
+        """One episode of a row. Cancelling all callers of a batch cancels its episodes. Returns what
+        ``POST /{agent}/run`` answers. Where the graph cannot be reached, that is a failure, too."""
         waiting = _Waiting(agent, row, traceparent)
         self._unsent.append(waiting)
         if self._sending is None or self._sending.done():

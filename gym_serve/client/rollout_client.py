@@ -98,11 +98,7 @@ class _Activity:
 
 
 class RolloutClient(RolloutBackend):
-    """Runs rows on a graph.
-
-    Args:
-        graph: the graph without secrets, as ``/graph`` shows it.
-    """
+    """Runs rows on a graph. ``graph``: the graph without secrets, as ``/graph`` shows it."""
 
     def __init__(
         self,
@@ -164,12 +160,9 @@ class RolloutClient(RolloutBackend):
         return await checked_groups(rows, self.expansion(options), self.check, skip_invalid=skip_invalid)
 
     def check(self, row: JSON) -> None:
-        """Check that the graph has the agent of a row, and that its environment takes the row's keys.
-
-        Raises:
-            InvalidRequest: the row names no agent, or its own keys do not fit the environment.
-            NotFound: there is no such agent.
-        """
+        """Check that the graph has the agent of a row, and that its environment takes the row's keys. Raises
+        InvalidRequest: the row names no agent, or its own keys do not fit the environment; NotFound: there is
+        no such agent."""
         agent = self._agents[self._agent_of(row)]
         cls = self._class_of(agent.get("resources"))
         if cls is not None:

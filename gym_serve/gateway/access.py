@@ -39,11 +39,8 @@ _OWN = (
 
 
 class Access:
-    """Checks whether a request may be answered.
-
-    Args:
-        insecure: whether an open graph may be called by any host name and from anywhere.
-    """
+    """Checks whether a request may be answered. ``insecure``: whether an open graph may be called by any host
+    name and from anywhere."""
 
     def __init__(self, tokens: Sequence[SecretStr], *, insecure: bool) -> None:
         self._tokens = [token.get_secret_value().encode() for token in tokens]
@@ -118,11 +115,8 @@ def _seal(token: bytes, end: int) -> str:
 
 
 def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -> str | None:
-    """Why a graph must not answer at an address; None if it may.
-
-    Args:
-        host: where Serve listens; None if it does not.
-    """
+    """Why a graph must not answer at an address; None if it may. ``host``: where Serve listens; None if it
+    does not."""
     if host is None or tokens or insecure or is_loopback(host):
         return None
     return (

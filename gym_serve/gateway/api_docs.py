@@ -245,12 +245,8 @@ def openapi(
     default_agent: str | None = None,
     secured: bool = False,
 ) -> dict[str, Any]:
-    """The OpenAPI 3.1 document.
-
-    Args:
-        described: by server, the answer of its `DESCRIBE` operation; None if there was none.
-        secured: whether requests need a bearer token.
-    """
+    """The OpenAPI 3.1 document. ``described``: by server, the answer of its `DESCRIBE` operation; None if
+    there was none; ``secured``: whether requests need a bearer token."""
     schemas: dict[str, Any] = {"Error": _ERROR, "McpError": {"anyOf": [_ERROR, _RPC_ERROR]}}
     agents = [name for name, node in nodes.items() if node.kind == "agent"]
     routes = _ROOT | {n: {"summary": p.summary, "response": p.response} for n, p in (pages or {}).items()}

@@ -77,11 +77,8 @@ _BODY: TypeAdapter[Any] = TypeAdapter(BatchBody)
 
 
 class Batches:
-    """Answers ``POST /rollouts``.
-
-    Args:
-        leaving: whether this gateway is being stopped, which would wait for open responses.
-    """
+    """Answers ``POST /rollouts``. ``leaving``: whether this gateway is being stopped, which would wait for
+    open responses."""
 
     def __init__(
         self, graph: Graph, transports: Mapping[str, Transport], leaving: Callable[[], bool]

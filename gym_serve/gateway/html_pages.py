@@ -61,12 +61,9 @@ _ENDPOINTS = ("agent", "model")
 
 
 def page(content: str, status: int = 200, *, posts: bool = False, script: bool = False) -> HTMLResponse:
-    """The response that carries a page, whose style is `STYLE`.
-
-    Args:
-        posts: whether it has a form, which is posted to the graph.
-        script: whether it has a script, which comes from the graph and asks the graph alone.
-    """
+    """The response that carries a page, whose style is `STYLE`. ``posts``: whether it has a form, which is
+    posted to the graph; ``script``: whether it has a script, which comes from the graph and asks the graph
+    alone."""
     headers = dict(_HEADERS)
     if posts:
         policy = headers["content-security-policy"]

@@ -39,14 +39,8 @@ class LiveEpisodesOfGraph:
         self._listed = 0.0
 
     async def answer(self, request: Request, path: str) -> Response:
-        """Answer a request.
-
-        Args:
-            path: its path below the graph's, which begins with ``episodes``.
-
-        Raises:
-            GymError: it is refused.
-        """
+        """Answer a request. ``path``: its path below the graph's, which begins with ``episodes``. Raises
+        GymError: it is refused."""
         _, _, id = path.partition("/")
         if not id:
             return wire.wrong_method(request, "GET") or wire.answer(Reply.of(await self.list()))

@@ -44,14 +44,8 @@ _DESCRIBE_SECONDS = 10.0
 
 
 class McpExchange:
-    """One request of an MCP client, and its answer.
-
-    Args:
-        timeout: seconds that the client waits, None for no limit.
-
-    Attributes:
-        session: the session that the request belongs to, opened by it or not.
-    """
+    """One request of an MCP client, and its answer. ``timeout``: seconds that the client waits, None for no
+    limit. ``session``: the session that the request belongs to, opened by it or not."""
 
     def __init__(
         self,

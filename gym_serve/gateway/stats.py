@@ -35,12 +35,9 @@ _MOST = 100.0  # a server that refuses everything
 
 
 def pressure(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
-    """The bottleneck of the graph, by the counts of its replicas.
-
-    Returns:
-        ``servers`` with their sums, loads and autoscaling; the ``bottleneck`` with its ``load`` and
-        ``reason``; ``rollouts`` in flight; and a recommended ``concurrency``, None while nothing runs.
-    """
+    """The bottleneck of the graph, by the counts of its replicas. Returns ``servers`` with their sums, loads
+    and autoscaling; the ``bottleneck`` with its ``load`` and ``reason``; ``rollouts`` in flight; and a
+    recommended ``concurrency``, None while nothing runs."""
     servers = {name: _summed(server) for name, server in reports.items()}
     rollouts = sum(servers[name]["running"] + servers[name]["waiting"] for name in agents if name in servers)
     bottleneck = max(servers, key=lambda name: float(servers[name]["load"]), default=None)
@@ -112,14 +109,8 @@ def counts() -> list[JSON]:
 
 
 def stats(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
-    """The answer of ``/stats``.
-
-    Args:
-        reports: by server, the answer of each of its replicas to `STATS`.
-
-    Returns:
-        the keys of `pressure`, and those of `merged`.
-    """
+    """The answer of ``/stats``. ``reports``: by server, the answer of each of its replicas to `STATS`.
+    Returns the keys of `pressure`, and those of `merged`."""
     points = merged(report["counts"] for replicas in reports.values() for report in replicas)
     loads = pressure(reports, agents)
     seconds: dict[str, dict[str, float]] = {}
@@ -132,11 +123,7 @@ def stats(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
 
 
 def merged(replicas: Iterable[Sequence[JSON]]) -> dict[str, list[JSON]]:
-    """The numbers of several processes together.
-
-    Returns:
-        by series: a list of ``labels`` and ``value``.
-    """
+    """The numbers of several processes together. Returns by series: a list of ``labels`` and ``value``."""
     found: dict[str, dict[frozenset[tuple[str, str]], JSON]] = {}
     for position, replica in enumerate(replicas):
         for point in replica:

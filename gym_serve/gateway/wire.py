@@ -181,15 +181,8 @@ def session_of(request: Request, other: str | None = None) -> str | None:
 
 
 def known_agent(name: object, agents: Sequence[str]) -> str:
-    """The agent of a row.
-
-    Args:
-        name: as the row says it, else the default agent; None for none.
-
-    Raises:
-        InvalidRequest: nothing names it.
-        NotFound: there is no such agent.
-    """
+    """The agent of a row. ``name``: as the row says it, else the default agent; None for none. Raises
+    InvalidRequest: nothing names it; NotFound: there is no such agent."""
     if name is None:
         named = ", ".join(agents) or "none"
         raise InvalidRequest(f"`agent_ref` is missing, and there is no default agent; agents: {named}")

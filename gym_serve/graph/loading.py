@@ -31,14 +31,9 @@ _DEFAULT = "default"  # Serve's own name for an application without one
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A graph as it was read.
-
-    Attributes:
-        name: name of its application.
-        route_prefix: HTTP path of the application, ``/`` by default.
-        spec: the graph, with what it extends and all overrides in place.
-        path: the file, if it came from one.
-    """
+    """A graph as it was read. ``name``: name of its application; ``route_prefix``: HTTP path of the
+    application, ``/`` by default; ``spec``: the graph, with what it extends and all overrides in place;
+    ``path``: the file, if it came from one."""
 
     name: str
     route_prefix: str

@@ -68,11 +68,8 @@ class Aggregator:
             self._store.append(task, read_record(rollout, index, self.spec))
 
     def groups(self, failures: Failures = "mask") -> Groups:
-        """The tasks that have a score, as they are now; rebuilt one by one on iteration.
-
-        Args:
-            failures: ``zero`` counts each failed rollout as a reward of 0.
-        """
+        """The tasks that have a score, as they are now; rebuilt one by one on iteration. ``failures``:
+        ``zero`` counts each failed rollout as a reward of 0."""
         return _StoredGroups(self._store, zero=failures == "zero")
 
     def coverage(self) -> Coverage:
@@ -184,11 +181,8 @@ def aggregate_metrics(
 
 def scored_rollouts(body: Any) -> list[dict[str, Any]]:
     """The rollouts with a score in a body of ``POST /aggregate_metrics``: all that an environment's own
-    aggregation gets, which knows nothing of failures.
-
-    Raises:
-        InvalidRequest: the body has no list of rollouts.
-    """
+    aggregation gets, which knows nothing of failures. Raises InvalidRequest: the body has no list of
+    rollouts."""
     rollouts = body.get("verify_responses") if isinstance(body, Mapping) else None
     if not isinstance(rollouts, list):
         raise InvalidRequest("`verify_responses` must be a list of verified rollouts")

@@ -51,11 +51,8 @@ class ScoreShape:
 
 
 class ScoreMetrics:
-    """Accumulates tasks one by one, and holds nothing of them.
-
-    Args:
-        spec: whether there is an answer to vote on, and whether to add ``avg_sample_std_dev``.
-    """
+    """Accumulates tasks one by one, and holds nothing of them. ``spec``: whether there is an answer to vote
+    on, and whether to add ``avg_sample_std_dev``."""
 
     def __init__(self, shape: ScoreShape, clusters: Clusters, spec: MetricSpec) -> None:
         self._max_k = shape.max_k
@@ -159,12 +156,8 @@ def group_metrics(group: Group) -> Metrics:
 
 
 def overall_metrics(groups: Groups, spec: MetricSpec) -> dict[str, Metrics]:
-    """``agent_metrics``, ``key_metrics`` and ``confidence`` of all tasks together.
-
-    Args:
-        groups: each with a rollout at least (a task whose rollouts all failed has no score,
-            rather than a score of 0).
-    """
+    """``agent_metrics``, ``key_metrics`` and ``confidence`` of all tasks together. ``groups``: each with a
+    rollout at least (a task whose rollouts all failed has no score, rather than a score of 0)."""
     clusters = Clusters(len(groups))
     agent_metrics, confidence = _field_metrics(groups, spec, clusters)
     if spec.scores or spec.answer is not None:

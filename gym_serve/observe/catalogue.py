@@ -162,11 +162,7 @@ class RolloutMeter:
         self._add_seconds = ROLLOUT_SECONDS.values(agent).add
 
     def record(self, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
-        """Count a rollout that the agent has made.
-
-        Args:
-            rollout: None where its episode was cancelled.
-        """
+        """Count a rollout that the agent has made. ``rollout``: None where its episode was cancelled."""
         self._add_turns(turns)
         self._add_seconds(seconds)
         if rollout is None:

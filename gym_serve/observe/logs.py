@@ -80,12 +80,8 @@ def admits(*kind: str, now: float | None = None) -> str | None:
 def fault(
     server: str | None, kind: str, message: str, level: int = logging.WARNING, rollout: str | None = None
 ) -> None:
-    """Log a fault, unless there were too many of its kind lately.
-
-    Args:
-        server: where it happened; None for the server of the process.
-        rollout: which one met it; None for that of the context.
-    """
+    """Log a fault, unless there were too many of its kind lately. ``server``: where it happened; None for the
+    server of the process; ``rollout``: which one met it; None for that of the context."""
     if _FAULTS.isEnabledFor(level) and (more := admits(server or "", kind)) is not None:
         _FAULTS.log(level, "%s%s", message, more, extra={"server": server, "rollout": rollout})
 
@@ -99,13 +95,9 @@ def write_log(
     access: bool,
     context: Callable[[], Mapping[str, str | None]],
 ) -> None:
-    """Write the log of this process from now on.
-
-    Args:
-        level: the least that gym_serve's own records must have; other loggers keep their levels.
-        access: whether every call is logged.
-        context: the ``rollout``, ``session`` and ``request`` that this thread or task works for.
-    """
+    """Write the log of this process from now on. ``level``: the least that gym_serve's own records must have;
+    other loggers keep their levels; ``access``: whether every call is logged; ``context``: the ``rollout``,
+    ``session`` and ``request`` that this thread or task works for."""
     graph, server, replica = about
     formatter = (_JsonFormatter if format == "json" else _TextFormatter)(about, context)
     directory.mkdir(parents=True, exist_ok=True)
@@ -172,12 +164,8 @@ class _JsonFormatter(_Formatter):
 
 
 class Record(NamedTuple):
-    """A record that was read.
-
-    Attributes:
-        time: when it was written: ``2026-11-23 06:00:00,123``.
-        text: as it stands in the file, without the last line end.
-    """
+    """A record that was read. ``time``: when it was written: ``2026-11-23 06:00:00,123``; ``text``: as it
+    stands in the file, without the last line end."""
 
     time: str
     text: str

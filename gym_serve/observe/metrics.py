@@ -38,11 +38,8 @@ class Point(NamedTuple):
 
 
 class Metric:
-    """A named family of numbers, one for each set of label values.
-
-    Args:
-        name: name without the prefix ``gym_serve_``.
-    """
+    """A named family of numbers, one for each set of label values. ``name``: name without the prefix
+    ``gym_serve_``."""
 
     kind = "untyped"
 
@@ -175,11 +172,8 @@ def settle() -> None:
 
 
 class Histogram(Metric):
-    """How many values fell below each of some bounds.
-
-    Args:
-        bounds: inclusive upper bounds, ascending; a bucket without a bound follows them.
-    """
+    """How many values fell below each of some bounds. ``bounds``: inclusive upper bounds, ascending; a bucket
+    without a bound follows them."""
 
     kind = "histogram"
 

@@ -37,11 +37,8 @@ _PROBE_SECONDS = 2.0
 
 class HttpTransport:
     """Reaches any URL with the routes of docs/formats.md: another cluster, another language, NeMo Gym.
-
-    Args:
-        url: base URL; ``{url}/seed_session``, ``{url}/v1/responses`` and so on.
-        unavailable_tools: whether a tool's answer of 429, 502, 503 or 504 is a failure, or the tool's output.
-    """
+    ``url``: base URL; ``{url}/seed_session``, ``{url}/v1/responses`` and so on; ``unavailable_tools``:
+    whether a tool's answer of 429, 502, 503 or 504 is a failure, or the tool's output."""
 
     def __init__(
         self,

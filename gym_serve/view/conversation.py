@@ -48,14 +48,8 @@ _MEDIA = {
 
 
 def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | None = None) -> JSON:
-    """A rollout for the page.
-
-    Args:
-        begin, end: which items; by default the first and the last thousand.
-
-    Raises:
-        NotFound: there is no such rollout, or no longer.
-    """
+    """A rollout for the page. ``begin``/``end``: which items; by default the first and the last thousand.
+    Raises NotFound: there is no such rollout, or no longer."""
     raw = reading.rollout(n)
     row = table_row(reading, n)
     return {

@@ -57,11 +57,8 @@ _TOKEN = re.compile(
 
 
 class BadExpression(InvalidRequest):
-    """A filter that cannot be understood.
-
-    Args:
-        position: where, in characters from 0; None if that is not known.
-    """
+    """A filter that cannot be understood. ``position``: where, in characters from 0; None if that is not
+    known."""
 
     def __init__(self, message: str, position: int | None = None) -> None:
         super().__init__(message)
@@ -69,14 +66,8 @@ class BadExpression(InvalidRequest):
 
 
 def check(expression: str, own: Collection[str] | None) -> None:
-    """See that an expression is one condition over the table.
-
-    Args:
-        own: the names ``fields.NAME`` and ``row.NAME`` that there are; None while that is not known.
-
-    Raises:
-        BadExpression: it is not.
-    """
+    """See that an expression is one condition over the table. ``own``: the names ``fields.NAME`` and
+    ``row.NAME`` that there are; None while that is not known. Raises BadExpression: it is not."""
     if len(expression) > _LONGEST:
         raise BadExpression(f"the filter must have at most {_LONGEST:,} characters", _LONGEST)
     opened: list[int] = []
@@ -111,11 +102,8 @@ def check(expression: str, own: Collection[str] | None) -> None:
 
 
 def condition(expression: str, own: Mapping[str, str], tagged: Callable[[str], list[int]]) -> str:
-    """The condition in SQL, of an expression that `check` has passed.
-
-    Args:
-        own: the columns of ``fields.NAME`` and ``row.NAME``; another one is NULL.
-    """
+    """The condition in SQL, of an expression that `check` has passed. ``own``: the columns of ``fields.NAME``
+    and ``row.NAME``; another one is NULL."""
 
     def written(match: re.Match[str]) -> str:
         kind = _kind(match)

@@ -31,13 +31,8 @@ _FILES = StaticFiles(directory=STATIC)
 
 
 async def answer(request: Request, path: str, episodes: LiveEpisodesOfGraph) -> Response:
-    """Answer a request below ``/ui``.
-
-    Raises:
-        NotFound: there is no such file or episode.
-        BadRequest: ``from`` or ``to`` is no number.
-        DeadlineExceeded: the replica of the episode does not answer.
-    """
+    """Answer a request below ``/ui``. Raises NotFound: there is no such file or episode; BadRequest: ``from``
+    or ``to`` is no number; DeadlineExceeded: the replica of the episode does not answer."""
     folder, _, rest = path.partition("/")
     if not path:
         response = _page(request)

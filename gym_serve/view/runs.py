@@ -163,11 +163,7 @@ class Reading:
 
     def order(self, sort: str | None) -> tuple[str, str]:
         """What to sort by, for ``name`` or ``-name``, and the whole order: what a rollout lacks comes last,
-        and ties are as in the file.
-
-        Raises:
-            BadExpression: there is no such name.
-        """
+        and ties are as in the file. Raises BadExpression: there is no such name."""
         if not sort:
             return "NULL", "n"
         key = sort_key(sort.removeprefix("-"), self.own)

@@ -39,11 +39,8 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware: refuses requests, and adds `HEADERS` to all answers.
-
-    Args:
-        token: what API requests must bear; None on loopback.
-    """
+    """ASGI middleware: refuses requests, and adds `HEADERS` to all answers. ``token``: what API requests must
+    bear; None on loopback."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app

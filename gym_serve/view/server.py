@@ -35,11 +35,8 @@ _Handler = Callable[[View, Request], Any]
 
 
 def application(view: View, token: str | None = None) -> Guard:
-    """The viewer as an ASGI application.
-
-    Args:
-        token: what requests must bear; None for a viewer that only this machine reaches.
-    """
+    """The viewer as an ASGI application. ``token``: what requests must bear; None for a viewer that only this
+    machine reaches."""
     routes: list[BaseRoute] = [
         *(Route(f"/api/{path}", _answering(view, handler)) for path, handler in _HANDLERS.items()),
         Route("/api/annotations/{run}/{n:int}", _annotating(view), methods=["GET", "PUT"]),

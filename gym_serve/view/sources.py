@@ -39,14 +39,9 @@ _FREE, _RATIO, _MOST = 256 << 20, 200, 64 << 30
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run.
-
-    Attributes:
-        id: 12 hexadecimal digits, of the path.
-        name: what tells it from the other runs, for people.
-        main: the scored rollouts; it need not exist if there are failures.
-        failures: the failed attempts; it need not exist.
-    """
+    """The files of a run. ``id``: 12 hexadecimal digits, of the path; ``name``: what tells it from the other
+    runs, for people; ``main``: the scored rollouts; it need not exist if there are failures; ``failures``:
+    the failed attempts; it need not exist."""
 
     id: str
     name: str
@@ -149,13 +144,9 @@ def _common_folder(paths: list[Path]) -> Path:
 
 
 class Copy:
-    """The decompressed copy of a file, which follows it.
-
-    Args:
-        source: a ``.gz`` or ``.zst`` file in any framing.
-        read, written: bytes of both up to the end of the last complete frame, from an earlier `Copy`.
-        follow: whether the file may be a link.
-    """
+    """The decompressed copy of a file, which follows it. ``source``: a ``.gz`` or ``.zst`` file in any
+    framing; ``read``/``written``: bytes of both up to the end of the last complete frame, from an earlier
+    `Copy`; ``follow``: whether the file may be a link."""
 
     def __init__(
         self, source: Path, target: Path, read: int = 0, written: int = 0, *, follow: bool = False
