@@ -109,7 +109,7 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 
 # The pins and hashes are in static/vendor; `npm audit` there says whether one of them is known to be unsafe.
 vendor:
-	$(PYTHON) gym_serve/view/vendor.py
+	$(PYTHON) docs/vendor.py
 
 # The sdist is packed again, as setuptools writes the time of the build into it.
 dist: $(DIST)/.tools $(VENV)/.test

@@ -20,7 +20,7 @@ from benchmarks.harness.processes import Census
 from benchmarks.harness.reports import machine, save
 from benchmarks.harness.work import ROOT, graph, model_behaviour, rows
 from benchmarks.loopback import RunningModelServer, run_model_server
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 from gym_serve.rollouts.files import read_records
 
 _WARM_UP = 64
@@ -51,7 +51,9 @@ async def collect(
     work = rows(count)
     with TemporaryDirectory() as folder:
         output = Path(folder) / "rollouts.jsonl"
-        collection = asyncio.create_task(gym.collect(work, output, concurrency=count, attempts=1))
+        collection = asyncio.create_task(
+            AsyncGym.of(gym).collect(work, output, concurrency=count, attempts=1)
+        )
         await asyncio.to_thread(wait_until_open, model, count)
         memory = census.rss_mb()
         await collection

@@ -13,8 +13,9 @@ from benchmarks.harness.rounds import Advance, Setup
 from benchmarks.harness.work import graph
 from benchmarks.loopback import RunningModelServer
 from benchmarks.reference.collecting import collect
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 from gym_serve.client.connection import HttpConnection
+from gym_serve.client.core import Core
 from gym_serve.servers.transport import Transport
 from gym_serve.transports.http import HttpTransport
 
@@ -53,7 +54,7 @@ class GymSetup:
         self, rows: list[dict[str, Any]], output: Path, concurrency: int, advance: Advance
     ) -> None:
         """See `Setup.collect`."""
-        await self._gym.collect(
+        await AsyncGym.of(self._gym).collect(
             rows, output, concurrency=concurrency, progress=lambda progress: advance(progress.finished)
         )
 
@@ -114,6 +115,6 @@ def setups(
             gym = gyms[application]
             if transport in ("http", "requests"):
                 kind = HttpConnection if transport == "http" else _Requests
-                gym = stack.enter_context(Gym(kind(gym.url)))
+                gym = stack.enter_context(Gym(Core(kind(gym.url))))
             found.append(GymSetup(transport, gym, Census(named, application)))
         yield found

@@ -1,4 +1,4 @@
-"""`callback_model`: the trainer generates. Tokens go to its function, tokens come back (`Gym.serve_policy`).
+"""`callback_model`: the trainer generates. Tokens go to its function, tokens come back (`Policy.serve`).
 
 The trainer's process fetches requests from every replica and brings the answers (`PolicyQueue`), so a replica
 needs no way to the trainer. A request whose caller has gone is cancelled there as well. What a trainer took
@@ -60,7 +60,7 @@ class PolicyQueue:
                 left = max(begun, self._seen) + self._patience - self._clock()
                 if left <= 0 and not self._taking:
                     raise Unavailable(
-                        f"no trainer has served this model for {self._patience:g} s: see Gym.serve_policy"
+                        f"no trainer has served this model for {self._patience:g} s: see gym.policy.serve"
                     )
                 await asyncio.wait([answer], timeout=max(left, 0.05))
             found = answer.result()

@@ -37,7 +37,7 @@ class ChatModel(ChatServer, RowEndpointModel):
         that finds the tokens on the messages does not need it."""
         return_weight_versions: bool = False
         """Ask the endpoint for the version of the weights behind each token (vLLM 0.33 and later). Else calls
-        carry the version that the trainer told (`Gym.update_weights`)."""
+        carry the version that the trainer told (`Policy.update_weights`)."""
         replace_developer_role_with_system: bool = False
         """For chat templates that do not know the developer role."""
         max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"

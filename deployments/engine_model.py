@@ -51,8 +51,8 @@ class EngineModel(TokenModel):
         weight_version: str = "0"
         """Version of the weights that it starts with."""
         weight_updates: bool = False
-        """Take new weights while running (`Gym.update_weights`). Every client of the graph can then replace
-        the weights, so give the graph an ``auth_token``."""
+        """Take new weights while running (`Policy.update_weights`). Every client of the graph can then
+        replace         the weights, so give the graph an ``auth_token``."""
 
     config: Config
 

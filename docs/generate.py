@@ -36,6 +36,9 @@ from typing_extensions import is_typeddict
 import gym_serve
 import gym_serve.testing
 from gym_serve.cli.catalog_entries import field_docs
+from gym_serve.client.collecting import CollectOptions
+from gym_serve.client.gym import GraphOptions
+from gym_serve.client.policy import AsyncPolicy, Policy
 from gym_serve.client.rollout_client import RolloutOptions
 from gym_serve.graph.spec import AutoscalingOptions, GatewayOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
@@ -307,7 +310,12 @@ model](writing-a-model.md).
 API_SECTIONS = {
     "Rollouts": (
         "Gym",
+        "GraphOptions",
         "RolloutOptions",
+        "CollectOptions",
+        "Policy",
+        "AsyncGym",
+        "AsyncPolicy",
         "Budget",
         "Row",
         "Rollout",
@@ -329,7 +337,8 @@ API_SECTIONS = {
 def api_page() -> str:
     """The text of api.md."""
     public = {name: getattr(gym_serve, name) for name in gym_serve.__all__}
-    public["RolloutOptions"] = RolloutOptions  # the type of `**options` in many signatures
+    for named in (GraphOptions, RolloutOptions, CollectOptions, Policy, AsyncPolicy):  # what signatures name
+        public[named.__name__] = named
     errors = {name: value for name, value in public.items() if _is_error(value)}
     placed = {name for names in API_SECTIONS.values() for name in names}
     rest = [name for name in public if name not in {*placed, *errors, "__version__"}]

@@ -15,7 +15,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gym_serve import Gym
+from gym_serve import AsyncGym
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "environments" / "mcqa" / "data" / "example.jsonl"
@@ -24,7 +24,9 @@ ROWS = ROOT / "environments" / "mcqa" / "data" / "example.jsonl"
 async def train(address: str | None) -> None:
     graph = ROOT / "graphs" / "mcqa.yaml"
     # A process of this run that is started again within ten minutes goes on with the same replicas.
-    async with await Gym.afrom_graph(graph, address, name="mcqa_apart", owner="run-17", lease_s=600) as gym:
+    async with await AsyncGym.from_graph(
+        graph, address, name="mcqa_apart", owner="run-17", lease_s=600
+    ) as gym:
         async for group in gym.groups(ROWS, size=4, limit=3):
             rewards = [rollout.reward for rollout in group.rollouts]
             print(f"task {group.task_index}: rewards {rewards}")

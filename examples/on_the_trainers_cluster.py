@@ -16,7 +16,7 @@ from statistics import mean
 
 import ray
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 
 NAME = "mcqa_beside_the_trainer"
 ROWS = str(Path(__file__).parents[1] / "environments" / "mcqa" / "data" / "example.jsonl")
@@ -46,7 +46,7 @@ class Trainer:
         return mean(rollout.reward for group in groups for rollout in group.rollouts)
 
     async def stop(self) -> None:
-        await self.gym.ashutdown()
+        await AsyncGym.of(self.gym).shutdown()
 
 
 @ray.remote(num_cpus=0)

@@ -12,13 +12,13 @@ import os
 import sys
 from pathlib import Path
 
-from gym_serve import Gym
+from gym_serve import AsyncGym
 
 ROWS = Path(__file__).parents[1] / "environments" / "mcqa" / "data" / "example.jsonl"
 
 
 async def train(url: str) -> None:
-    async with await Gym.aconnect(url, os.environ.get("GYM_TOKEN")) as gym:
+    async with await AsyncGym.connect(url, os.environ.get("GYM_TOKEN")) as gym:
         async for group in gym.groups(ROWS, size=4, limit=3):
             rewards = [rollout.reward for rollout in group.rollouts]
             print(f"task {group.task_index}: rewards {rewards}")

@@ -66,7 +66,7 @@ def train(output: Path, *, max_staleness: int, seed: int = 0, steps: int = 40, d
             batch = [sample for group in usable for rollout in group.rollouts for sample in samples(rollout)]
             kl, entropy = _learn(policy, first, optimizer, batch)
             learned = time.monotonic()
-            gym.update_weights("policy", str(step), tensors=encoded(policy.state_dict().items()))
+            gym.policy.update_weights("policy", str(step), tensors=encoded(policy.state_dict().items()))
             rewards = [float(rollout["reward"]) for group in usable for rollout in group.rollouts]
             report.add(
                 {

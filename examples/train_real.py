@@ -158,7 +158,7 @@ def train(
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         state = trainer.accelerator.unwrap_model(trainer.model).state_dict()
-        gym.update_weights("policy", "trained", tensors=encoded(state.items()))
+        gym.policy.update_weights("policy", "trained", tensors=encoded(state.items()))
         after = held_out_reward(gym, held_out)
         seconds = time.monotonic() - begun
         trainer.save_model(str(output / "trained"))

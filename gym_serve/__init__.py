@@ -68,7 +68,7 @@ from gym_serve.types.rows import Failure, Rollout, Row
 if TYPE_CHECKING:
     __version__: str
 
-    from gym_serve.client import GroupStream, Gym
+    from gym_serve.client import AsyncGym, GroupStream, Gym
     from gym_serve.graph import Graph, GraphSpec, load_graph, resolve
     from gym_serve.rollouts import Budget, Group, Progress, PromptTemplate, Report, StreamCounts, merge
 
@@ -76,6 +76,7 @@ __all__ = [
     "AgentClient",
     "AgentFailed",
     "AgentServer",
+    "AsyncGym",
     "AuthorError",
     "BadRequest",
     "Budget",
@@ -142,27 +143,20 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Gym": "gym_serve.client",
-    "GroupStream": "gym_serve.client",
-    "Graph": "gym_serve.graph",
-    "GraphSpec": "gym_serve.graph",
-    "load_graph": "gym_serve.graph",
-    "resolve": "gym_serve.graph",
-    "Budget": "gym_serve.rollouts",
-    "Group": "gym_serve.rollouts",
-    "Progress": "gym_serve.rollouts",
-    "PromptTemplate": "gym_serve.rollouts",
-    "Report": "gym_serve.rollouts",
-    "StreamCounts": "gym_serve.rollouts",
-    "merge": "gym_serve.rollouts",
+    "gym_serve.client": ("AsyncGym", "GroupStream", "Gym"),
+    "gym_serve.graph": ("Graph", "GraphSpec", "load_graph", "resolve"),
+    "gym_serve.rollouts": (
+        *("Budget", "Group", "Progress", "PromptTemplate", "Report", "StreamCounts", "merge"),
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
+    for module, names in _LAZY.items():
+        if name in names:
+            from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+            return getattr(import_module(module), name)
     if name == "__version__":
         from importlib.metadata import version
 

@@ -135,7 +135,7 @@ def new_weights(gym: Gym, model: Any, tokens: int) -> dict[str, float]:
         begun = time.monotonic()
         data = encoded(model.state_dict().items())
         packed.append(time.monotonic() - begun)
-        gym.update_weights("policy", str(number + 1), tensors=data)
+        gym.policy.update_weights("policy", str(number + 1), tensors=data)
         updated.append(time.monotonic() - begun)
     after, _ = collected(gym, 64, tokens)
     fresh = drift(model, after)

@@ -1,9 +1,8 @@
 """The HTTP ingress of a graph that runs without Ray, for what an agent starts beside it.
 
-An external harness reaches its model, and the tools of its environment, over HTTP. On a cluster it asks
-Serve's proxy; here it asks this gateway, on a free port of the loopback interface, with a token that nobody
-else has. What only a cluster has is missing: the load of replicas (``/pressure``, ``/stats``), and changes of
-the policy (`gym_serve.gateway.policy_routes`).
+An external harness reaches its model, and the tools of its environment, over HTTP: here on a free port of the
+loopback interface, with a token that nobody else has. What only a cluster has is missing: the load of
+replicas (``/pressure``, ``/stats``), and changes of the policy (`gym_serve.gateway.policy_routes`).
 """
 
 from __future__ import annotations
@@ -44,45 +43,33 @@ def listen() -> socket.socket:
 
 
 class ThisProcess:
-    """The `Host` of a graph that runs in this process.
-
-    Args:
-        graph: the graph.
-        runners: of its servers that run here.
-    """
+    """The `Host` of a graph that runs in this process."""
 
     def __init__(self, graph: Graph, runners: Iterable[ServerRunner]) -> None:
         self._runners = list(runners)
         self._remote = {name: node for name, node in graph.nodes.items() if node.url is not None}
 
     async def states(self) -> dict[str, JSON]:
-        """See `Host.states`."""
         return {**await states_of(self._runners), **await reached(self._remote)}
 
     async def reports(self, op: str) -> dict[str, list[JSON]]:
-        """See `Host.reports`."""
         raise NotFound(f"/{op}: only replicas tell their load, and a graph without Ray has none")
 
     async def ask(self, call: Call) -> tuple[list[tuple[str, JSON]], list[str]]:
-        """See `Host.ask`."""
         return [("local", (await answer_here(call, self._runners, None)).json())], []
 
     async def tell(self, name: str, call: Call) -> Reply:
-        """See `Host.tell`."""
         if name != "local":
             raise NotFound(GONE)
         return await answer_here(call, self._runners, None)
 
     def leaving(self) -> bool:
-        """See `Host.leaving`."""
         return False
 
     async def updates(self, model: str) -> int | None:
-        """See `Host.updates`."""
         return None
 
     def steering(self, model: str) -> NoReturn:
-        """See `Host.steering`."""
         raise NotFound(
             f"only a graph on a Ray cluster lets its trainer change {model} over HTTP, and this one runs "
             "without Ray; call `pause`, `resume` or `update_weights` of its Gym, in its process"
@@ -92,25 +79,15 @@ class ThisProcess:
 def local_gateway(
     graph: Graph, transports: Mapping[str, Transport], runners: Iterable[ServerRunner]
 ) -> Gateway:
-    """The gateway of a graph that runs in this process.
-
-    Args:
-        graph: the graph.
-        transports: to its servers, by name.
-        runners: of those that run here.
-    """
+    """The gateway of a graph that runs in this process."""
     gateway = Gateway(graph.outline(), transports, ThisProcess(graph, runners))
     gateway.public = graph.public()
     return gateway
 
 
 class LocalIngress:
-    """A `local_gateway` behind a port of its own, in the event loop that starts it.
-
-    Attributes:
-        url: its address.
-        token: what its callers authenticate with.
-    """
+    """A `local_gateway` behind a port of its own, in the event loop that starts it. ``url``: its address;
+    ``token``: what its callers authenticate with."""
 
     def __init__(self) -> None:
         self._listening = listen()

@@ -29,15 +29,8 @@ _CLUSTER_ONLY = ("num_gpus", "accelerator_type", "resources", "runtime_env", "pl
 
 
 class LocalGraph:
-    """Runs a graph in this process.
-
-    Args:
-        graph: the graph.
-        around: wraps the transport to each server, e.g. to watch the calls.
-
-    Raises:
-        GraphError: options of servers need a cluster; names all of them.
-    """
+    """Runs a graph in this process. ``graph``: the graph; ``around``: wraps the transport to each server,
+    e.g. to watch the calls. Raises GraphError: options of servers need a cluster; names all of them."""
 
     def __init__(
         self, graph: Graph, around: Callable[[Transport], Transport] = lambda transport: transport
@@ -54,12 +47,10 @@ class LocalGraph:
             self._transports[name] = around(self._construct(graph.nodes[name]))
 
     def transport(self, server: str) -> Transport:
-        """The transport to a server, by its name."""
         return self._transports[server]
 
     @property
     def runners(self) -> list[ServerRunner]:
-        """Of the servers of this process."""
         return list(self._runners.values())
 
     def server(self, name: str) -> Server | None:
@@ -68,11 +59,8 @@ class LocalGraph:
         return None if runner is None else runner.server
 
     async def start(self) -> None:
-        """Start the servers, each after those that it calls.
-
-        Raises:
-            GymError: a server did not start; those before it are stopped.
-        """
+        """Start the servers, each after those that it calls. Raises GymError: a server did not start; those
+        before it are stopped."""
         try:
             for name, runner in self._runners.items():
                 try:
@@ -104,7 +92,6 @@ class LocalGraph:
             runner.observe()
 
     async def health(self) -> JSON:
-        """State of every server, by name, as in ``/health``."""
         elsewhere = {"state": "unknown", "message": "it runs elsewhere; ask it there"}
         states = await states_of(self._runners.values())
         return {name: states.get(name, elsewhere) for name in self._transports}

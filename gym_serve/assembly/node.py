@@ -24,16 +24,8 @@ def constructed(
     lasting: bool = True,
     **settings: Any,
 ) -> ServerRunner:
-    """The runner of a node's server. It is not started.
-
-    Args:
-        node: of a server that runs here.
-        client: gives the client of a server that it calls, by name.
-        tracing: see `Graph.tracing`.
-        replica: name of the replica that it is a part of, if it is.
-        lasting: whether its sessions may outlive this process, on another replica.
-        settings: take the place of those of the node.
-    """
+    """The runner of a node's server. It is not started. ``tracing``: see `Graph.tracing`; ``lasting``:
+    whether its sessions may outlive this process, on another replica."""
     assert node.cls is not None  # a remote server runs elsewhere
     settings = {**node.connected(client), **settings}
     if replica is not None and issubclass(node.cls, ResourcesServer | ModelServer):

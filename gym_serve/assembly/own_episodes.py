@@ -24,13 +24,8 @@ _QUEUED = "q"  # begins the number of a call that waits
 
 
 class QueuedCall(NamedTuple):
-    """A call that waits.
-
-    Attributes:
-        number: of all calls that have waited there.
-        call: the call.
-        since: `time.monotonic` moment from which it waits.
-    """
+    """A call that waits. ``number``: of all calls that have waited there; ``call``: the call; ``since``:
+    `time.monotonic` moment from which it waits."""
 
     number: int
     call: Call
@@ -40,9 +35,7 @@ class QueuedCall(NamedTuple):
 class Queue(Protocol):
     """The calls that wait for their turn at a replica."""
 
-    def queued(self) -> Iterable[QueuedCall]:
-        """The calls, the oldest first."""
-        ...
+    def queued(self) -> Iterable[QueuedCall]: ...
 
     def refuse(self, number: int, error: GymError) -> bool:
         """End one of them with an error; whether it waits."""
@@ -50,13 +43,7 @@ class Queue(Protocol):
 
 
 async def answer_here(call: Call, runners: Sequence[ServerRunner], queue: Queue | None) -> Reply:
-    """Answer `LIST`, `LOOK` or `STOP` for the agents of this process.
-
-    Args:
-        call: the call.
-        runners: all servers of this process.
-        queue: of calls before the last one of them, if there is one.
-    """
+    """Answer `LIST`, `LOOK` or `STOP` for the agents of this process."""
     agents = [runner.server for runner in runners if isinstance(runner.server, AgentServer)]
     try:
         if call.op == LIST:

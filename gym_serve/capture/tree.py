@@ -65,13 +65,7 @@ class CallTree:
         return None, 0
 
     def add(self, items: list[JSON], response: JSON, parent: Node | None, begins: int) -> Node:
-        """Take a call in.
-
-        Args:
-            items: its input.
-            response: the model's answer.
-            parent, begins: what `parent_of` said of the input when the call was made.
-        """
+        """Take a call in."""
         node = Node(len(self.nodes), parent, items[begins:], response)
         self.nodes.append(node)
         if parent is not None:
@@ -125,9 +119,6 @@ def without_tokens(item: JSON) -> JSON:
 
 def trajectories_of(nodes: list[Node]) -> list[JSON]:
     """The trajectories of a harness's calls; the one with the call that ended last comes first.
-
-    Args:
-        nodes: the calls, each after the one that it goes on with.
 
     Returns:
         ``{"input": [items], "response": Response, "calls": int, "context": int}`` each. ``response`` is that

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import echo, print_json, print_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gym_serve.cli.catalog_entries import Entry
 
 
 class _Kind(str, Enum):
@@ -53,7 +48,14 @@ def list_entries(
     from gym_serve.cli.catalog_entries import entries_of
 
     entries = entries_of({chosen.value for chosen in kind or ()}, graphs)
-    _print(entries, as_json=as_json)
+    if as_json:
+        print_json([entry.public() for entry in entries])
+        return
+    rows = [
+        (e.kind, e.name, e.package, "\n".join(filter(None, (e.summary, e.error or e.missing))))
+        for e in entries
+    ]
+    print_table(("kind", "name", "package", ""), rows)
 
 
 def show(
@@ -83,24 +85,6 @@ def show(
             _show_type(shown)
     if any("error" in shown for shown in types):
         raise typer.Exit(1)
-
-
-def _print(entries: Iterable[Entry], *, as_json: bool) -> None:
-    if as_json:
-        print_json([entry.public() for entry in entries])
-    else:
-        print_table(
-            ("kind", "name", "package", ""),
-            (
-                (entry.kind, entry.name, entry.package, "\n".join(filter(None, _about(entry))))
-                for entry in entries
-            ),
-        )
-
-
-def _about(entry: Entry) -> tuple[str | None, ...]:
-    """What an entry is, and below it what is missing."""
-    return entry.summary, entry.error or entry.missing
 
 
 def _show_type(shown: dict[str, Any]) -> None:

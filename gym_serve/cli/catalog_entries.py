@@ -142,12 +142,8 @@ _FILES = {"README.md": "readme", "fixtures.jsonl": "fixtures", "data": "data"}
 
 
 def find_types(name: str) -> list[Entry]:
-    """The types of a name, an entry point's or an import path.
-
-    Raises:
-        NotFound: there is none; names the nearest.
-        GraphError: the import path leads to no server class.
-    """
+    """The types of a name, an entry point's or an import path. Raises NotFound: there is none; names the
+    nearest; GraphError: the import path leads to no server class."""
     if ":" in name:
         return [_imported(name)]
     entries = [entry for kind in NAMES for entry in type_entries(kind)]

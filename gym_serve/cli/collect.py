@@ -196,6 +196,7 @@ def collect(
     # Imported here, so that --help and usage errors start fast.
     from gym_serve.cli.printing import echo, is_quiet
     from gym_serve.cli.run_collection import report_and_exit, run_collection
+    from gym_serve.client import AsyncGym
     from gym_serve.rollouts import Budget
     from gym_serve.rollouts.files import regular
     from gym_serve.rollouts.trackers import check_tracker
@@ -211,7 +212,7 @@ def collect(
             if gym.url and not is_quiet():
                 echo(f"Episodes are shown at {gym.url}/ui", err=True)
             outcome = run_collection(
-                lambda progress, stopping: gym.collect(
+                lambda progress, stopping: AsyncGym.of(gym).collect(
                     rows,
                     output,
                     resume=resume,

@@ -26,11 +26,7 @@ SOURCES = "gym_serve.rows"
 
 
 def default_agent(graph: Graph) -> str:
-    """The agent of rows that name none.
-
-    Raises:
-        NotFound: the graph has several agents.
-    """
+    """The agent of rows that name none. Raises NotFound: the graph has several agents."""
     if graph.default_agent is None:
         agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
         raise NotFound(f"the graph has several agents ({', '.join(agents)}): name one in the row's agent_ref")
@@ -38,16 +34,8 @@ def default_agent(graph: Graph) -> str:
 
 
 def example_rows(graph: Graph, agent: str, missing: str) -> Path:
-    """The file of example rows of an agent's environment.
-
-    Args:
-        graph: the graph.
-        agent: one of its agents.
-        missing: the argument that they take the place of, for errors.
-
-    Raises:
-        InvalidRequest: it has none, or is not of this machine.
-    """
+    """The file of example rows of an agent's environment. Raises InvalidRequest: it has none, or is not of
+    this machine."""
     target = graph.nodes[agent].references.get("resources")
     cls = graph.nodes[target].cls if target is not None else None
     if cls is None:
@@ -59,20 +47,13 @@ def example_rows(graph: Graph, agent: str, missing: str) -> Path:
 
 
 class RowSource(Protocol):
-    """What ``NAME:FOLDER`` stands for in the place of a file of rows: an entry point of `SOURCES`.
-
-    Attributes:
-        graph: a graph that comes with gym_serve, for a command without one.
-    """
+    """What ``NAME:FOLDER`` stands for in the place of a file of rows: an entry point of `SOURCES`. ``graph``:
+    a graph that comes with gym_serve, for a command without one."""
 
     graph: str
 
     def rows(self, folder: Path) -> Iterator[JSON]:
-        """The rows of a folder.
-
-        Raises:
-            InvalidRequest: there is none.
-        """
+        """The rows of a folder. Raises InvalidRequest: there is none."""
         ...
 
 
@@ -88,11 +69,8 @@ def row_source(path: Path) -> tuple[RowSource, Path] | None:
 
 @contextmanager
 def file_of_rows(source: RowSource, folder: Path) -> Iterator[Path]:
-    """A file with the rows of a source, which is removed at the end.
-
-    Raises:
-        InvalidRequest: there is no row.
-    """
+    """A file with the rows of a source, which is removed at the end. Raises InvalidRequest: there is no
+    row."""
     rows = list(source.rows(folder))
     with tempfile.TemporaryDirectory(prefix="gym-serve-rows-") as place:
         path = Path(place, "rows.jsonl")
@@ -102,10 +80,7 @@ def file_of_rows(source: RowSource, folder: Path) -> Iterator[Path]:
 
 def row_of(text: str) -> JSON:
     """The row that a user gives: a JSON object, or ``FILE.jsonl[:LINE]`` for the first line or another one.
-
-    Raises:
-        InvalidRequest: it is none.
-    """
+    Raises InvalidRequest: it is none."""
     from gym_serve.rollouts.rows import read_rows
 
     if text.lstrip().startswith("{"):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
+from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.cluster.preflight import problems_here
 from gym_serve.cluster.starting import HTTP_PORT, check_port, free_port
@@ -18,10 +18,8 @@ from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import Level, Record
-from gym_serve.types.errors import GraphError, GymError, NotFound
+from gym_serve.types.errors import GraphError, NotFound
 from gym_serve.types.requests import JSON
-
-__all__ = ["down", "logs", "status", "up"]
 
 ClusterOption = Annotated[
     str | None,
@@ -156,19 +154,15 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
 
 
 def _applications() -> dict[str, Any]:
-    from ray import serve
-
     from gym_serve.client.deployed import states
     from gym_serve.cluster.deploy import GATEWAY
     from gym_serve.cluster.health import reason
     from gym_serve.cluster.reports import reports_of
-    from gym_serve.cluster.serve_compat import http_address, route_prefix, serve_is_running
-    from gym_serve.gateway.pressure import pressure
+    from gym_serve.cluster.serve_compat import http_address, route_prefix
+    from gym_serve.gateway.stats import pressure
 
-    if not serve_is_running():
-        return {}
     applications: dict[str, Any] = {}
-    for name, application in serve.status().applications.items():
+    for name, application in running().items():
         servers = {
             server: {
                 "status": str(deployment.status.value),
@@ -202,7 +196,6 @@ def _status_rows(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _scaling(asked: JSON | None) -> str:
-    """Which load asks for how many replicas; empty for a fixed number, or without a replica."""
     if asked is None:
         return ""
     load, target = round(asked["load"]), asked["target"]
@@ -211,7 +204,6 @@ def _scaling(asked: JSON | None) -> str:
 
 
 def _reasons(applications: dict[str, Any]) -> Iterator[str]:
-    """A line for each failure."""
     for name, application in applications.items():
         servers = application["servers"].items()
         told = {name: application["message"], **{f"{name}.{server}": s["message"] for server, s in servers}}
@@ -254,13 +246,22 @@ def _stop_graph(name: str, address: str | None) -> str:
     local_ray.connect(address)
     from ray import serve
 
-    from gym_serve.cluster.serve_compat import serve_is_running
-
-    running = list(serve.status().applications) if serve_is_running() else []
-    if name not in running:
-        raise NotFound(f"No graph {name!r} runs. Running graphs: {', '.join(running) or 'none'}")
+    running(name)
     serve.delete(name)
     return name
+
+
+def running(graph: str | None = None) -> dict[str, Any]:
+    """Serve's applications by name, once this process has joined the cluster. Raises NotFound: ``graph`` is
+    none of them."""
+    from ray import serve
+
+    from gym_serve.cluster.serve_compat import serve_is_running
+
+    applications = serve.status().applications if serve_is_running() else {}
+    if graph is not None and graph not in applications:
+        raise NotFound(f"No graph {graph!r} runs. Running graphs: {', '.join(applications) or 'none'}")
+    return applications
 
 
 _POLL_SECONDS = 0.5
@@ -294,11 +295,8 @@ def logs(
 
     Example: gym-serve logs math_agent --level warning --lines 20
     """
-    try:
-        local_ray.connect(address)
-        wanted = _servers_of(graph) if server is None else [(graph_of(server, graph), server)]
-    except GymError as error:
-        stop(error)
+    local_ray.connect(address)
+    wanted = _servers_of(graph) if server is None else [(_graph_of(server, graph), server)]
     from gym_serve.cluster.node_logs import NodeLogs
 
     nodes = NodeLogs(wanted, level=level, rollout=rollout)
@@ -319,43 +317,19 @@ def _print_records(records: list[Record]) -> None:
 
 def _servers_of(graph: str | None) -> list[tuple[str, str]]:
     """All servers of a graph, or of all graphs, the gateways included."""
-    from ray import serve
-
-    from gym_serve.cluster.serve_compat import serve_is_running
-
-    applications = serve.status().applications if serve_is_running() else {}
-    if graph is not None and graph not in applications:
-        raise NotFound(f"No graph {graph!r} runs. Running graphs: {', '.join(applications) or 'none'}")
     return [
         (name, server)
-        for name, application in applications.items()
+        for name, application in running(graph).items()
         for server in application.deployments
         if graph in (None, name)
     ]
 
 
-def graph_of(server: str, graph: str | None) -> str:
-    """The running graph that has a server.
-
-    Args:
-        server: name of the server.
-        graph: name of the graph; None if only one has it.
-
-    Raises:
-        NotFound: no graph has it, or several do.
-    """
-    from ray import serve
-
-    from gym_serve.cluster.serve_compat import serve_is_running
-
-    applications = serve.status().applications if serve_is_running() else {}
-    if graph is not None and graph not in applications:
-        raise NotFound(f"No graph {graph!r} runs. Running graphs: {', '.join(applications) or 'none'}")
-    names = [
-        name for name, app in applications.items() if server in app.deployments and graph in (None, name)
-    ]
+def _graph_of(server: str, graph: str | None) -> str:
+    """The running graph that has a server; ``graph`` is None if only one has it."""
+    names = [name for name, known in _servers_of(graph) if known == server]
     if len(names) != 1:
-        known = sorted({name for app in applications.values() for name in app.deployments})
+        known = sorted({known for _, known in _servers_of(None)})
         problem = (
             f"several graphs have it: choose one of {', '.join(names)} with --graph"
             if names

@@ -43,15 +43,9 @@ _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 @dataclass(frozen=True)
 class LocalRay:
-    """A Ray started by `up`.
-
-    Attributes:
-        address: where it is, ``127.0.0.1:port``.
-        auth_mode: ``RAY_AUTH_MODE`` for processes that join it.
-        pid: its first process, which leads a process group of its own.
-        folder: Ray's folder, in which ``ray start`` writes the address.
-        files: a folder for HAProxy.
-    """
+    """A Ray started by `up`. ``address``: where it is, ``127.0.0.1:port``; ``auth_mode``: ``RAY_AUTH_MODE``
+    for processes that join it; ``pid``: its first process, which leads a process group of its own;
+    ``folder``: Ray's folder, in which ``ray start`` writes the address; ``files``: a folder for HAProxy."""
 
     address: str
     auth_mode: str
@@ -61,11 +55,8 @@ class LocalRay:
 
 
 def started() -> LocalRay | None:
-    """The running Ray that `up` has started; None without one.
-
-    Raises:
-        Conflict: it is being started right now.
-    """
+    """The running Ray that `up` has started; None without one. Raises Conflict: it is being started right
+    now."""
     try:
         with open(_state(), encoding="utf-8") as file:
             gone = _lock(file.fileno())  # no process holds it
@@ -84,12 +75,8 @@ def started() -> LocalRay | None:
 
 
 def start() -> LocalRay:
-    """Start a Ray that outlives this process and is reachable from this machine only.
-
-    Raises:
-        Conflict: one runs already.
-        Unavailable: Ray did not start.
-    """
+    """Start a Ray that outlives this process and is reachable from this machine only. Raises Conflict: one
+    runs already; Unavailable: Ray did not start."""
     _log.info("Starting Ray…")
     with private_files():
         return try_twice("Ray", _start, lambda: None, lambda error: isinstance(error, RuntimeError))
@@ -191,12 +178,8 @@ def is_own(address: str | None) -> bool:
 
 
 def find(address: str | None) -> str:
-    """Like `use`, and by default the only Ray of this machine, e.g. that of ``serve run``.
-
-    Raises:
-        Unavailable: no Ray runs.
-        BadRequest: several run.
-    """
+    """Like `use`, and by default the only Ray of this machine, e.g. that of ``serve run``. Raises
+    Unavailable: no Ray runs; BadRequest: several run."""
     if (given := use(address)) is not None:
         return given
     found = _running()
@@ -212,13 +195,8 @@ def find(address: str | None) -> str:
 
 
 def connect(address: str | None) -> None:
-    """Join the Ray of `find`.
-
-    Raises:
-        Unavailable: no Ray runs.
-        BadRequest: several run.
-        Unauthorized, ClusterMismatch: see `gym_serve.client.cluster.join`.
-    """
+    """Join the Ray of `find`. Raises Unavailable: no Ray runs; BadRequest: several run; Unauthorized,
+    ClusterMismatch: see `gym_serve.client.cluster.join`."""
     address = find(address)
     import_ray()
     from gym_serve.client.cluster import join
@@ -302,11 +280,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _auth_mode() -> str:
-    """``RAY_AUTH_MODE``: the user's, else ``token``, and a token for it.
-
-    Raises:
-        Unavailable: Ray cannot write one.
-    """
+    """``RAY_AUTH_MODE``: the user's, else ``token``, and a token for it."""
     if mode := os.environ.get(_AUTH):
         return mode
     if not (os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").is_file()):

@@ -82,9 +82,11 @@ def merge(
 
 
 def _aggregate_of(gym: Gym) -> Aggregate:
+    from gym_serve.client import AsyncGym
+
     async def aggregate(agent: str, rollouts: list[JSON]) -> JSON:
         body = {"verify_responses": rollouts}
-        metrics: JSON = await gym.acall(agent, "aggregate_metrics", body)
+        metrics: JSON = await AsyncGym.of(gym).call(agent, "aggregate_metrics", body)
         return metrics
 
     return aggregate

@@ -26,24 +26,6 @@ from gym_serve.types.errors import GraphError, GymError
 if TYPE_CHECKING:
     from gym_serve.client import Gym
 
-__all__ = [
-    "AddressOption",
-    "App",
-    "ApplicationOption",
-    "AttachOption",
-    "DashboardOption",
-    "FailuresOption",
-    "FileArgument",
-    "JsonOption",
-    "RayOption",
-    "SetOption",
-    "Target",
-    "TokenOption",
-    "UrlOption",
-    "parse_pairs",
-    "resolve_file",
-    "stop",
-]
 
 FileArgument = Annotated[
     Path,
@@ -84,11 +66,7 @@ FailuresOption = Annotated[
 
 
 def resolve_file(file: Path, overrides: Sequence[str] | None, application: str | None) -> Graph:
-    """The graph of a file.
-
-    Raises:
-        GraphError: all problems of the file.
-    """
+    """The graph of a file. Raises GraphError: all problems of the file."""
     source = load_graph(file, overrides=overrides or (), application=application)
     return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
 
@@ -138,22 +116,8 @@ TokenOption = Annotated[
 
 @dataclass(frozen=True)
 class Target:
-    """The graph that a command works on; exactly one of ``graph``, ``attach`` and ``url`` names it.
-
-    Attributes:
-        graph: a graph file to deploy.
-        attach: name of a running application.
-        url: URL of a running graph.
-        address: the Ray cluster, with ``graph`` or ``attach``.
-        token: bearer token, with ``url``.
-        overrides: ``path=value`` pairs, with ``graph``.
-        application: name of the graph in the file, with ``graph``.
-        ray: False runs the graph in this process, with ``graph``.
-        dashboard: start a new local Ray with its dashboard, with ``graph``.
-
-    Raises:
-        typer.BadParameter: the options exclude each other.
-    """
+    """The graph that a command works on, by its options: exactly one of a graph file to deploy (``graph``), a
+    running application (``attach``) and ``url`` names it."""
 
     graph: Path | None = None
     attach: str | None = None
@@ -184,21 +148,14 @@ class Target:
             raise typer.BadParameter("--dashboard needs a graph file, without --address and --no-ray")
 
     def resolved(self) -> Graph | None:
-        """The graph of the file; None if the graph runs already.
-
-        Raises:
-            GraphError: all problems of the file.
-        """
+        """The graph of the file; None if the graph runs already. Raises GraphError: all of its problems."""
         if self.graph is None:
             return None
         return resolve_file(self.graph, self.overrides, self.application)
 
     def open(self) -> Gym:
-        """The running graph; `Gym.shutdown` stops what this call started, and nothing else.
-
-        Raises:
-            GymError: the graph cannot be reached, or did not start.
-        """
+        """The running graph; `Gym.shutdown` stops what this call started, and nothing else. Raises GymError:
+        the graph cannot be reached, or did not start."""
         from gym_serve.client import Gym
 
         if self.url is not None:
@@ -214,7 +171,7 @@ class Target:
         return Gym.from_graph(
             self.graph,
             self.address,
-            self.overrides,
+            overrides=self.overrides,
             application=self.application,
             ray=self.ray,
             dashboard=self.dashboard,
@@ -268,13 +225,11 @@ class _Command(TyperCommand):
 
 class App(typer.Typer):
     """A group of commands. Each has ``--verbose`` and ``--quiet``; on a `GymError` it ends by `stop`, and on
-    Ctrl-C with a sentence and status 130.
-    """
+    Ctrl-C with a sentence and status 130."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = _Command, **options: Any
     ) -> Callable[[Any], Any]:
-        """See `typer.Typer.command`."""
         register = super().command(name, cls=cls, **options)
         return lambda command: register(_with_verbosity(command))
 
@@ -291,15 +246,7 @@ def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
 
 
 def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
-    """Parse ``KEY=VALUE`` pairs with values in YAML.
-
-    Args:
-        pairs: the pairs.
-        example: a valid option for error messages, e.g. ``--param temperature=0.7``.
-
-    Raises:
-        typer.BadParameter: a pair has no ``=``, or its value is invalid YAML.
-    """
+    """The values of ``KEY=VALUE`` pairs, which are YAML; ``example`` is a valid option for error messages."""
     values = {}
     for pair in pairs:
         key, given, text = pair.partition("=")

@@ -196,7 +196,6 @@ class _Transcript:
         self._known = (self._known or 0) + len(items)
 
     def tool(self, call: Call, reply: Reply, seconds: float) -> None:
-        """A call of the environment."""
         if not call.op.startswith("tools/"):
             return
         failed = reply.status >= 400
@@ -284,7 +283,6 @@ def _text(item: JSON) -> str:
 
 
 def _policy(model: tuple[str, str] | None, *, human: bool) -> JSON | None:
-    """The model's entry in the graph; None keeps the graph's own."""
     if human:
         return {"type": Human}
     if model is None:
@@ -302,8 +300,10 @@ def _graph(source: str, policy: JSON | None, sets: list[str], application: str |
     content: Any = source if _is_file(source) else _around(source)
     loaded = load_graph(content, overrides=sets, application=application)
     if policy is not None:
-        for name in _policies(loaded.spec.agents):
-            loaded.spec.models[name] = policy
+        agents: Any = loaded.spec.agents
+        for agent in agents.values() if isinstance(agents, dict) else ():
+            if isinstance(agent, dict) and isinstance(agent.get("model"), str):
+                loaded.spec.models[agent["model"]] = policy
     graph = resolve(loaded.spec, source=loaded.path, base_dir=loaded.base_dir)
     return graph, default_agent(graph)
 
@@ -313,19 +313,11 @@ def _is_file(source: str) -> bool:
 
 
 def _around(environment: str) -> JSON:
-    """A graph around an environment, given by its type."""
     return {
         "models": {_MODEL: {"type": "scripted_model"}},
         "resources": {_ENVIRONMENT: {"type": environment}},
         "agents": {_AGENT: {"type": "simple_agent", "model": _MODEL, "resources": _ENVIRONMENT}},
     }
-
-
-def _policies(agents: Any) -> list[str]:
-    values = agents.values() if isinstance(agents, dict) else ()
-    return [
-        agent["model"] for agent in values if isinstance(agent, dict) and isinstance(agent.get("model"), str)
-    ]
 
 
 def _prompted(row: JSON, template: Path | None) -> JSON:
@@ -341,11 +333,7 @@ class Human(ModelServer):
     """Asks at the terminal. A line is a message; ``/tool {"argument": 1}`` is a tool call."""
 
     async def responses(self, body: JSON) -> JSON:
-        """One turn, as a Response.
-
-        Raises:
-            BadRequest: the input ended.
-        """
+        """One turn, as a Response. Raises BadRequest: the input ended."""
         tools = [str(tool.get("name")) for tool in body.get("tools") or []]
         hint = f', or /{tools[0]} {{"argument": ...}}' if tools else ""
         try:

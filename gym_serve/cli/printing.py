@@ -76,13 +76,8 @@ def print_json(value: Any) -> None:
 
 
 def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> None:
-    """Print the object ``head`` with one more key, whose list is streamed.
-
-    Args:
-        head: the other keys, at least one.
-        name: the key of the list.
-        items: the list, one line each.
-    """
+    """Print the object ``head`` with one more key, whose list is streamed. ``head``: the other keys, at least
+    one."""
     out = sys.stdout
     out.write(_json(head, orjson.OPT_INDENT_2)[:-2])
     out.write(f',\n  "{name}": [')
@@ -101,12 +96,7 @@ def print_problems(problems: Problems) -> None:
 
 
 def set_verbosity(verbose: int = 0, *, quiet: bool = False) -> None:
-    """Say how much of the log appears on stderr: warnings by default.
-
-    Args:
-        verbose: 1 for information, 2 for all messages.
-        quiet: errors alone, and no progress.
-    """
+    """Say how much of the log appears on stderr: warnings by default."""
     level = logging.ERROR if quiet else {0: logging.NOTSET, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.getLogger("gym_serve").setLevel(level)
     if verbose:

@@ -103,11 +103,12 @@ class _Verifiers:
     """The `RolloutBackend` of the graph's verifiers."""
 
     def __init__(self, gym: Gym) -> None:
-        self._gym = gym
+        from gym_serve.client import AsyncGym
+
+        self._gym, self._awaited = gym, AsyncGym.of(gym)
         self._mode = lru_cache(maxsize=None)(lambda server: gym.call(server, "reverify_mode"))
 
     def check(self, rollout: JSON) -> None:
-        """Refuse a rollout that cannot be scored again."""
         if rollout.get("_ng_failure_class"):
             raise InvalidRequest("`_ng_failure_class` is set: a failed attempt has no response to score")
         if not isinstance(rollout.get("response"), dict):
@@ -120,11 +121,10 @@ class _Verifiers:
             )
 
     async def run(self, rollout: JSON) -> JSON:
-        """Verify the rollout again; it gets the new verdict."""
         from gym_serve.servers.usage import USAGE_FIELD
 
         limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
-        verdict = await self._gym.acall(self._server_of(rollout), "verify", rollout, timeout=limit)
+        verdict = await self._awaited.call(self._server_of(rollout), "verify", rollout, timeout=limit)
         # Neither the stored reward may stand in for a missing verdict, nor the stored token counts for those
         # of this run.
         if not isinstance(verdict, dict):
@@ -132,11 +132,9 @@ class _Verifiers:
         return {**{k: v for k, v in rollout.items() if k not in _OF_THE_VERDICT}, USAGE_FIELD: {}, **verdict}
 
     def description(self) -> JSON:
-        """The environments of the graph."""
         return {"resources": self._gym.graph.get("resources") or {}}
 
     def prices(self) -> dict[str, Prices]:
-        """None: no model is called for the rollouts."""
         return {}
 
     async def comparer(self) -> None:
@@ -144,20 +142,17 @@ class _Verifiers:
         return
 
     def metric_spec(self, agent: str) -> MetricSpec:
-        """What to compute if the agent gives no metrics."""
         from gym_serve.metrics import STATISTICS_ONLY
 
         return STATISTICS_ONLY
 
     def aggregator(self) -> Aggregate:
-        """`aggregate`."""
         return self.aggregate
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
-        """The agent's metrics."""
         body = {"verify_responses": rollouts}
         timeout = _AGGREGATE_SECONDS
-        metrics: JSON = await self._gym.acall(agent, "aggregate_metrics", body, timeout=timeout)
+        metrics: JSON = await self._awaited.call(agent, "aggregate_metrics", body, timeout=timeout)
         return metrics
 
     def _agent_of(self, rollout: JSON) -> JSON:

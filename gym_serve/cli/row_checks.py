@@ -164,10 +164,7 @@ def checked_rows(
     check: Callable[[JSON], Iterable[str]] = row_problems,
 ) -> Iterator[tuple[str, JSON | None]]:
     """The place of each line of a file, and its row; None for one with problems, which ``problems`` takes.
-
-    Raises:
-        InvalidRequest: the file cannot be opened.
-    """
+    Raises InvalidRequest: the file cannot be opened."""
     empty = True
     for where, row, reason in read_rows(file, problems.notes.append):
         empty = False
@@ -181,11 +178,7 @@ def checked_rows(
 
 def row_check(graph: Path | None, application: str | None) -> Callable[[JSON], Iterator[str]]:
     """A function that yields the problems of a row: by the row format, and by a graph file if there is one.
-
-    Raises:
-        GraphError: every problem of the graph.
-        typer.BadParameter: an application without a file.
-    """
+    Raises GraphError: every problem of the graph; typer.BadParameter: an application without a file."""
     if graph is None:
         if application is not None:
             raise typer.BadParameter("--application is for a graph file: --graph FILE")
@@ -220,7 +213,6 @@ def _graph_problems(
 
 
 def _environment_of(graph: Graph, agent: Node) -> type[ResourcesServer] | None:
-    """The class of the agent's environment; None where that is not known here."""
     target = agent.references.get("resources")
     cls = graph.nodes[target].cls if target is not None else None
     return cls if cls is not None and issubclass(cls, ResourcesServer) else None

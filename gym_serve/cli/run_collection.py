@@ -1,9 +1,6 @@
 """Runs a collection at the terminal: progress while it runs, Ctrl-C, the report at the end, the exit status.
 
-`collect` and `reverify` share it. Exit status: 0 all rollouts are scored; 3 the run is complete, but some
-rollouts have failed permanently, or some groups could not be compared; 4 the budget is spent; 5 only the
-operator can help (`OperatorError`); 130 (SIGINT) or 143 (SIGTERM) it was stopped. After 4, 5, 130 and 143 the
-run can be resumed; after 3, `--resume` compares the remaining groups.
+`collect`, whose help has the exit status, and `reverify` share it.
 """
 
 from __future__ import annotations
@@ -50,10 +47,6 @@ Collect = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Rep
 
 def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int | None]:
     """Run a collection with a progress display; SIGINT and SIGTERM stop it.
-
-    Args:
-        collect: the collection.
-        output: the main file, named in the report.
 
     Returns:
         the report (None if the run was cancelled before the first rollout), and the exit status of the
@@ -178,7 +171,6 @@ class Rate:
         self._samples.append((now, count))
 
     def per_second(self) -> float | None:
-        """The rate; None before the count has grown."""
         if not self._samples:
             return None
         (begin, before), (end, after) = self._samples[0], self._samples[-1]
@@ -202,7 +194,6 @@ class ProgressDisplay:
         self._lined = -_LINE_EVERY
 
     def __call__(self, progress: Progress) -> None:
-        """Show the counts."""
         self.last = progress
         now = self._clock()
         self._rollouts.add(now, progress.finished)
@@ -215,7 +206,6 @@ class ProgressDisplay:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:

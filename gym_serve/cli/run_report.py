@@ -63,11 +63,7 @@ FAILURE_COLUMNS = ("failure", "stage", "failed attempts", "failed rollouts", "fi
 
 
 def failures_of(runs: Iterable[Path]) -> list[FailureClass]:
-    """The failed attempts of runs by class and stage, the most frequent first.
-
-    Args:
-        runs: the main files.
-    """
+    """The failed attempts of runs by class and stage, the most frequent first."""
     classes: dict[tuple[str, str], FailureClass] = {}
     for run in map(Outputs.of, runs):
         last: dict[tuple[Any, ...], FailureClass] = {}
@@ -93,12 +89,7 @@ def _rollout(record: JSON) -> tuple[Any, ...]:
 
 
 def report_json(report: Report, failures: Failures = "mask") -> JSON:
-    """The report of a collection as JSON; complete and interrupted runs have the same keys.
-
-    Args:
-        report: the report.
-        failures: what a failed rollout counts as in the mean reward.
-    """
+    """The report of a collection as JSON; complete and interrupted runs have the same keys."""
     progress = report.progress
     rows, asked = _summary(report, failures)
     return {
@@ -156,7 +147,6 @@ def _summary(report: Report, failures: Failures) -> tuple[list[SummaryRow], Aske
 
 
 def _about(rows: Sequence[SummaryRow], metrics: list[JSON], failures: Failures) -> Iterator[str]:
-    """What the numbers of the tables mean."""
     if failures == "zero" and rows:
         yield "mean reward, pass@k: a failed rollout counts as 0"
     methods = {row.interval.get("method") for row in rows} | {method for *_, method in _headlines(metrics)}

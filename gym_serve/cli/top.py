@@ -66,30 +66,18 @@ def top(
 
 
 def _only_graph(address: str | None) -> str:
-    """The name of the one graph that runs.
-
-    Raises:
-        NotFound: none runs, or several do.
-    """
     from gym_serve.cli import local_ray
-    from gym_serve.cluster.serve_compat import serve_is_running
+    from gym_serve.cli.lifecycle import running
 
     local_ray.connect(address)
-    from ray import serve
-
-    names = list(serve.status().applications) if serve_is_running() else []
+    names = list(running())
     if len(names) != 1:
         raise NotFound(f"choose a running graph by its NAME: {', '.join(names) or 'none runs'}")
     return names[0]
 
 
 def _watch(gym: Gym, interval: float) -> None:
-    """Draw the page until Ctrl-C ends it; without a terminal, once.
-
-    Raises:
-        GymError: the graph does not answer at the start.
-        NotFound: it is gone, or has not answered for `_PATIENCE`.
-    """
+    """Draw the page until Ctrl-C ends it; without a terminal, once."""
     console = new_console()
     before, stats = gym.stats(), None
     answered = time.monotonic()
@@ -115,15 +103,7 @@ def _watch(gym: Gym, interval: float) -> None:
 def page(
     name: str, before: dict[str, Any], stats: dict[str, Any], seconds: float, problem: str = ""
 ) -> list[RenderableType]:
-    """The parts of the page.
-
-    Args:
-        name: of the graph.
-        before: the answer of ``/stats`` that rates are taken from.
-        stats: the latest answer.
-        seconds: between the two; 0 has no rates.
-        problem: why the last request had no answer.
-    """
+    """The parts of the page. ``before``: the answer of ``/stats`` that rates are taken from."""
 
     def rates(series: str, by: str) -> dict[str, float]:
         earlier = _sums(before, series, by)
@@ -192,7 +172,6 @@ def _servers(servers: dict[str, Any], calls: dict[str, float]) -> Table:
 
 
 def _models(stats: dict[str, Any]) -> Iterator[Text]:
-    """Endpoints and versions of the models."""
     waits = _values(stats, "gym_serve_endpoint_wait_seconds", "model", "endpoint")
     for (model, endpoint), values in sorted(
         _values(stats, "gym_serve_endpoint_up", "model", "endpoint").items()

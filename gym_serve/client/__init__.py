@@ -1,6 +1,6 @@
-"""`Gym`, the object that trainers and evaluations use."""
+"""`Gym` and `AsyncGym`, the objects that trainers and evaluations use."""
 
-from gym_serve.client.gym import Gym
+from gym_serve.client.gym import AsyncGym, Gym
 from gym_serve.client.stream import GroupStream
 
-__all__ = ["GroupStream", "Gym"]
+__all__ = ["AsyncGym", "GroupStream", "Gym"]

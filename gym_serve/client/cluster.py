@@ -108,7 +108,6 @@ class Cluster:
 
     @property
     def http(self) -> str:
-        """Base URL of the Serve proxy, e.g. ``http://127.0.0.1:8000``."""
         return http_address()
 
     def leave(self) -> None:
@@ -166,11 +165,8 @@ def start_ray(*, dashboard: bool = False) -> Reaper:
 
 
 def start_serve(port: int) -> None:
-    """Start Serve on the connected cluster, with its proxies at a port of the loopback interface.
-
-    Raises:
-        Unavailable: the port is in use, or Serve did not start.
-    """
+    """Start Serve on the connected cluster, with its proxies at a port of the loopback interface. Raises
+    Unavailable: the port is in use, or Serve did not start."""
     check_port(port)
 
     def undo() -> None:
@@ -203,11 +199,8 @@ def _is_own(error: Exception) -> bool:
 
 
 def join(address: str) -> None:
-    """Connect this process to a Ray cluster: ``"auto"`` or ``"host:port"``.
-
-    Raises:
-        ClusterMismatch, Unavailable, Unauthorized: as for `Cluster`.
-    """
+    """Connect this process to a Ray cluster: ``"auto"`` or ``"host:port"``. Raises ClusterMismatch,
+    Unavailable, Unauthorized: as for `Cluster`."""
     _check_reachable(address)
     try:
         _init(address)
@@ -236,11 +229,7 @@ def join(address: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where no Ray listens, which Ray itself tries for over a minute.
-
-    Raises:
-        Unavailable: no process accepts connections there, or it is no Ray.
-    """
+    """Refuse an address where no Ray listens, which Ray itself tries for over a minute."""
     named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
     is_client = (named or "").startswith("ray://")
     host, _, port = (named or "").removeprefix("ray://").rpartition(":")

@@ -31,14 +31,7 @@ _STEER_SECONDS = 600.0  # a pause may wait for the answers that are being genera
 
 class Connection:
     """A connection to a graph. Operations that a kind of connection does not support raise `BadRequest`.
-
-    Args:
-        name: name of the graph.
-        public: the graph without secrets, as ``/graph`` shows it.
-        url: its address over HTTP; empty if it has none.
-        default_agent: agent of the rows that name none.
-        graph: the resolved graph, if this process deployed it.
-    """
+    ``public``: the graph without secrets, as ``/graph`` shows it."""
 
     kind = "a graph"
 
@@ -49,20 +42,26 @@ class Connection:
         url: str = "",
         default_agent: str | None = None,
         graph: Graph | None = None,
+        *,
+        auth_token: str | None = None,
     ) -> None:
         self.name = name
         self.public = dict(public)
         self.url = url
         self.default_agent = default_agent
         self.graph = graph
+        self._token = auth_token
+        self._headers = bearer(auth_token)
 
     def transport(self, server: str) -> Transport:
         """A new transport to a server; the caller closes it."""
         raise NotImplementedError
 
     async def health(self) -> JSON:
-        """State of every server, by name."""
-        raise NotImplementedError
+        answer = await page(f"{self.url}/health", self._headers, fine=(200, 503))
+        if not isinstance(states := answer.get("servers"), dict):
+            raise error_from_body(503, answer)
+        return states
 
     @property
     def dashboard_url(self) -> str | None:
@@ -71,40 +70,34 @@ class Connection:
 
     async def pressure(self) -> JSON:
         """The load of the graph; see `Gym.pressure`."""
-        self._refuse("pressure")
+        return await page(f"{self.url}/pressure", self._headers)
 
     async def stats(self) -> JSON:
         """What the graph has counted; see `Gym.stats`."""
-        self._refuse("stats")
+        return await page(f"{self.url}/stats", self._headers)
 
     def handle(self, server: str) -> Any:
-        """The Serve handle of a server."""
         self._refuse("handle")
 
-    def reconfigure(self, server: str, changes: JSON) -> None:
-        """Change settings of a running server."""
+    async def reconfigure(self, server: str, changes: JSON) -> None:
         self._refuse("changing the settings of a server")
 
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
     ) -> None:
-        """Give all replicas of a model new weights; see `Gym.update_weights`."""
+        """Give all replicas of a model new weights; see `Policy.update_weights`."""
         self._refuse("update_weights")
 
     async def updates(self, model: str) -> int:
-        """How often the weights of a model were replaced, by whichever process.
-
-        Raises:
-            Unavailable: that is not known just now.
-        """
+        """How often the weights of a model were replaced, by whichever process. Raises Unavailable: that is
+        not known just now."""
         raise NotImplementedError
 
     async def hold(self, model: str, mode: HoldMode) -> None:
-        """Hold the calls of a model; see `Gym.pause`."""
+        """Hold the calls of a model; see `Policy.pause`."""
         self._refuse("pause")
 
     async def release(self, model: str) -> None:
-        """Let them begin again."""
         self._refuse("resume")
 
     async def policy(self, transport: Transport) -> JSON:
@@ -114,7 +107,7 @@ class Connection:
 
     async def replicas(self, server: str) -> Mapping[str, Callable[[Call], Awaitable[Reply]]]:
         """How to call each replica of a server that runs now, by its name."""
-        self._refuse("serve_policy")
+        self._refuse("policy.serve")
 
     def metrics(self) -> str:
         """The metrics of this process; see `Gym.metrics`."""
@@ -123,12 +116,7 @@ class Connection:
         )
 
     def publish(self, metrics: Sequence[Metric], refresh: Callable[[], None]) -> None:
-        """Publish the driver's metrics from now on, where Prometheus finds those of the graph.
-
-        Args:
-            metrics: what to publish.
-            refresh: sets gauges to their present values.
-        """
+        """Publish the driver's metrics from now on, where Prometheus finds those of the graph."""
 
     def close(self) -> None:
         """Disconnect, and take the graph down if this connection deployed it. Safe to call twice."""
@@ -142,12 +130,8 @@ class Connection:
 
 
 class LocalConnection(Connection):
-    """A graph in this process.
-
-    Raises:
-        GraphError: the graph needs a cluster.
-        GymError: a server did not start.
-    """
+    """A graph in this process. Raises GraphError: the graph needs a cluster; GymError: a server did not
+    start."""
 
     kind = "a graph in this process (ray=False)"
 
@@ -163,6 +147,12 @@ class LocalConnection(Connection):
 
     async def health(self) -> JSON:
         return await self._local.health()
+
+    async def pressure(self) -> JSON:
+        self._refuse("pressure")
+
+    async def stats(self) -> JSON:
+        self._refuse("stats")
 
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
@@ -205,20 +195,15 @@ class LocalConnection(Connection):
 
 
 class HttpConnection(Connection):
-    """A graph at a URL, with its route prefix, and its bearer token if it has one.
-
-    Raises:
-        Unavailable: no gym_serve graph answers at this URL.
-        GymError: the graph refuses the request, e.g. its token.
-    """
+    """A graph at a URL, with its route prefix, and its bearer token if it has one. Raises Unavailable: no
+    gym_serve graph answers at this URL; GymError: the graph refuses the request, e.g. its token."""
 
     kind = "a graph that is reached over HTTP"
 
     def __init__(self, url: str, auth_token: str | None = None) -> None:
         url = url.rstrip("/")
-        self._token = auth_token
-        self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
-        super().__init__(url, loop.wait(page(f"{url}/graph", self._headers)), url)
+        public = loop.wait(page(f"{url}/graph", bearer(auth_token)))
+        super().__init__(url, public, url, auth_token=auth_token)
         self._batcher = Batcher(url, self._headers)
 
     def transport(self, server: str) -> Transport:
@@ -226,19 +211,10 @@ class HttpConnection(Connection):
             return RemoteAgent(server, self.url, self._headers, self._batcher)
         return HttpTransport(server, f"{self.url}/{server}", self._headers)
 
-    async def health(self) -> JSON:
-        return await servers_health(self.url, self._headers)
-
-    async def pressure(self) -> JSON:
-        return await page(f"{self.url}/pressure", self._headers)
-
-    async def stats(self) -> JSON:
-        return await page(f"{self.url}/stats", self._headers)
-
-    def reconfigure(self, server: str, changes: JSON) -> None:
+    async def reconfigure(self, server: str, changes: JSON) -> None:
         urls = changes["base_url"]
         body = {"base_urls": [urls] if isinstance(urls, str) else urls, "model": changes.get("model")}
-        loop.wait(self._steer(server, "endpoints", body))
+        await self._steer(server, "endpoints", body)
 
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
@@ -267,16 +243,9 @@ class HttpConnection(Connection):
         return partial(HttpConnection, self.url, self._token)
 
 
-async def servers_health(url: str, headers: Mapping[str, str]) -> JSON:
-    """State of every server, by name, from the gateway at ``url``.
-
-    Raises:
-        Unavailable, GymError: see `page`.
-    """
-    answer = await page(f"{url}/health", headers, fine=(200, 503))
-    if not isinstance(states := answer.get("servers"), dict):
-        raise error_from_body(503, answer)
-    return states
+def bearer(token: str | None) -> dict[str, str]:
+    """The headers of a request with a token, if there is one."""
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 async def page(
@@ -285,8 +254,6 @@ async def page(
     """The JSON object that a gateway answers at ``url``, with one of the HTTP statuses ``fine``.
 
     Args:
-        url, headers: of the request.
-        fine: see above.
         body: what to post; None for a ``GET``.
 
     Raises:

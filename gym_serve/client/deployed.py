@@ -22,7 +22,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from gym_serve.client import loop
 from gym_serve.client.cluster import Cluster, quiet_serve
-from gym_serve.client.connection import Connection, page, servers_health
+from gym_serve.client.connection import Connection
 from gym_serve.cluster.code import ship
 from gym_serve.cluster.deploy import GATEWAY, build
 from gym_serve.cluster.ingress import Description
@@ -63,15 +63,8 @@ _POLL_SECONDS = 0.1
 
 
 class ClusterConnection(Connection):
-    """A graph on a Ray cluster.
-
-    Args:
-        cluster: the cluster; None for a copy in another process, which joins it when it is first used.
-        name: name of the application.
-        public, url, default_agent: see `Connection`.
-        graph, claim: the graph, and the claim to it, where this process holds it; `close` then takes it down.
-        auth_token: the graph's bearer token, if it is known.
-    """
+    """A graph on a Ray cluster. ``cluster``: the cluster; None for a copy in another process, which joins it
+    when it is first used; ``public``/``url``/``default_agent``: see `Connection`."""
 
     kind = "a graph on a Ray cluster"
 
@@ -87,13 +80,11 @@ class ClusterConnection(Connection):
         graph: Graph | None = None,
         claim: Claim | None = None,
     ) -> None:
-        super().__init__(name, public, url, default_agent, graph)
+        super().__init__(name, public, url, default_agent, graph, auth_token=auth_token)
         quiet_serve()  # of a copy, too, which joins no cluster where there is one
         self._cluster = cluster
         self._ownership = Ownership(name)
         self._claim = claim
-        self._token = auth_token
-        self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
         self._publisher: RayPublisher | None = None
 
     def transport(self, server: str) -> Transport:
@@ -109,18 +100,9 @@ class ClusterConnection(Connection):
         self._join()
         return dashboard_url()
 
-    async def health(self) -> JSON:
-        return await servers_health(self.url, self._headers)
-
-    async def pressure(self) -> JSON:
-        return await page(f"{self.url}/pressure", self._headers)
-
     async def stats(self) -> JSON:
         """See `Connection.stats`. It asks the replicas, as a handle would wait for a graph that is gone.
-
-        Raises:
-            NotFound: the graph does not run any more.
-        """
+        Raises NotFound: the graph does not run any more."""
         self._join()
         sections = [self.public.get(section) or {} for section in SECTIONS]
         own = [name for servers in sections for name, node in servers.items() if node["type"] != "http"]
@@ -133,12 +115,12 @@ class ClusterConnection(Connection):
         self._join()
         return DeploymentHandle(server, self.name)
 
-    def reconfigure(self, server: str, changes: JSON) -> None:
-        """Change settings of a running server.
+    async def reconfigure(self, server: str, changes: JSON) -> None:
+        """Change settings of a running server. Raises BadRequest: this process does not hold the graph, or
+        the server has no such settings."""
+        await asyncio.to_thread(self._reconfigure, server, changes)
 
-        Raises:
-            BadRequest: this process does not hold the graph, or the server has no such settings.
-        """
+    def _reconfigure(self, server: str, changes: JSON) -> None:
         present = self._ownership.claim()
         if self.graph is None or present is None or present != self._claim:
             raise BadRequest(f"{self.name} cannot be changed here: {_holder(self.name, present)}")
@@ -225,9 +207,7 @@ def deploy(
     """Deploy a graph, take it over, or join it where it runs already.
 
     Args:
-        source, graph: the graph.
         address, dashboard: see `Cluster`.
-        terms: what the run asks for.
 
     Raises:
         Conflict: another graph runs under the name, or the graph belongs to another run.
@@ -270,11 +250,7 @@ def deploy(
 
 
 def _running(name: str) -> ApplicationStatusOverview | None:
-    """An application that runs or starts; one that is being deleted is waited for.
-
-    Raises:
-        Conflict: it does not end.
-    """
+    """An application that runs or starts; one that is being deleted is waited for."""
     ends = time.monotonic() + _ENDING_SECONDS
     while True:
         application = serve.status().applications.get(name)
@@ -288,12 +264,7 @@ def _running(name: str) -> ApplicationStatusOverview | None:
 def _joined(
     running: ApplicationStatusOverview, source: GraphSource, graph: Graph, terms: Terms
 ) -> Claim | None:
-    """This process's claim to a graph that runs already; None where it only joins it.
-
-    Raises:
-        Conflict: it is another graph, or belongs to another run.
-        Unavailable: it does not start.
-    """
+    """This process's claim to a graph that runs already; None where it only joins it."""
     name = source.name
     described = _described(name) if _is_graph(running) else None
     if described is None or described.public != graph.public():
@@ -319,19 +290,14 @@ def _joined(
 
 
 def _holder(name: str, present: Claim | None) -> str:
-    """To whom a graph belongs, for a message."""
     if present is None:
         return f"nobody owns {name!r}; `gym-serve up` or `serve` has deployed it"
     return f"it belongs to {present.holder()}"
 
 
 def attach(name: str, address: str | None) -> ClusterConnection:
-    """Join a running graph by its name.
-
-    Raises:
-        NotFound: no such application, or it is no graph.
-        Unavailable: it does not answer.
-    """
+    """Join a running graph by its name. Raises NotFound: no such application, or it is no graph;
+    Unavailable: it does not answer."""
     cluster = Cluster(address)
     try:
         applications = serve.status().applications
@@ -367,11 +333,7 @@ def launch(
     the version before it is deployed again, with the replicas of it that are left.
 
     Args:
-        graph: the graph.
-        name, prefix: name and route prefix of its application.
-        source: its file, for the error.
-        checked: True where the cluster is a Ray that was started on this machine for this graph, after
-            `problems_here`: no worker is asked again.
+        checked: True after `problems_here` of a Ray that was started here for this graph: no worker is asked.
         owned: whether the graph belongs to the run that claims it, and ends with it.
         with_code: whether the nodes get this machine's own code of the graph (`gym_serve.cluster.code`).
 
@@ -398,11 +360,8 @@ def launch(
 
 
 def states(name: str) -> dict[str, JSON]:
-    """The servers of a running graph, as its gateway sees them; none where no gateway answers.
-
-    Returns:
-        by server: ``status``, ``message`` and ``replicas`` by their state.
-    """
+    """The servers of a running graph, as its gateway sees them: ``status``, ``message`` and ``replicas`` by
+    their state; none where no gateway answers."""
     gateway: Any = DeploymentHandle(GATEWAY, name)
     try:
         found = gateway.states.remote().result(timeout_s=_STATES_SECONDS, _skip_asyncio_check=True)
@@ -447,17 +406,9 @@ def _is_graph(application: ApplicationStatusOverview) -> bool:
 
 def _described(name: str) -> Description:
     gateway: Any = DeploymentHandle(GATEWAY, name)
-    description: Description = _answered(gateway.describe.remote(), name)
-    return description
-
-
-def _answered(asked: Any, name: str) -> Any:
-    """What the gateway answers.
-
-    Raises:
-        Unavailable: it does not answer.
-    """
     try:
-        return asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
+        asked = gateway.describe.remote()
+        description: Description = asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
     except TimeoutError:
         raise Unavailable(f"the gateway of {name!r} does not answer") from None
+    return description

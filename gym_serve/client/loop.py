@@ -1,11 +1,8 @@
 """The event loop on which all transports of this process live, whichever loop or thread calls.
 
-A Serve handle whose router runs on the caller's loop is the cheap kind (see `serve_compat`), but it belongs
-to that loop; a trainer calls from its own loop, from none, or from several. The loop runs in a daemon thread
-until the process ends, because handles cannot move.
-
-Calls between two loops are queued and handled in batches: a wake-up from another thread and a thread-safe
-future for every call cost the driver a fifth more CPU and memory.
+A Serve handle whose router runs on the caller's loop is the cheap kind (see `serve_compat`), but cannot move
+to another loop; a trainer calls from its own loop, from none, or from several. Calls between two loops are
+queued and handled in batches: a wake-up and a thread-safe future for each cost the driver a fifth more.
 """
 
 from __future__ import annotations
@@ -74,11 +71,8 @@ async def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Like `run`, but blocking; an interrupt cancels the coroutine, and waits until it has ended.
-
-    Raises:
-        RuntimeError: called on that loop itself, which would deadlock.
-    """
+    """Like `run`, but blocking; an interrupt cancels the coroutine, and waits until it has ended. Raises
+    RuntimeError: called on that loop itself, which would deadlock."""
     there, running = _loop(), _Blocking(work)
     if _here() is there:
         work.close()
@@ -178,7 +172,6 @@ def awaitables(items: AsyncIterator[T], count: int) -> Iterator[Awaitable[T]]:
 
     Args:
         items: the stream; it is read from the first step on, whether its items are awaited or not.
-        count: the number of its items.
     """
     done: asyncio.Queue[T | Exception] = asyncio.Queue()
 

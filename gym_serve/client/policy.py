@@ -1,195 +1,240 @@
-"""`PolicyService`: the trainer's side of a `callback_model`. It fetches requests and brings the answers.
-
-It runs in the trainer's process, and asks every replica of the model for work. What a replica gives out is a
-batch: all requests that wait there, up to a number. A batch whose callers have all gone is cancelled.
-"""
+"""`gym.policy`: steers the models that a trainer trains. `Policy` blocks, `AsyncPolicy` is awaited."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
-import secrets
-import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from gym_serve.observe.logs import admits
-from gym_serve.servers.model import ANSWER, TAKE
-from gym_serve.servers.transport import Call, Reply, encode
-from gym_serve.types.errors import GymError, InvalidRequest
-from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.client import loop
+from gym_serve.client.core import Core
+from gym_serve.client.policy_service import Generate, PolicyService
+from gym_serve.servers.model import HoldMode, PauseMode
+from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
-logger = logging.getLogger("gym_serve")
 
-Generate = Callable[[list[PolicyRequest]], Any]
-"""Answers a batch with a `PolicyAnswer` for each request, in their order: a function, which runs in a thread,
-an asynchronous one, or a Ray actor with such a method ``generate``."""
+class _Steering:
+    """What both have; its coroutines run on the event loop of this package."""
 
-Replicas = Callable[[], Awaitable[Mapping[str, Callable[[Call], Awaitable[Reply]]]]]
-"""How to call each replica of the model that runs now, by its name."""
+    def __init__(self, core: Core) -> None:
+        self._core = core
 
-_WAIT_SECONDS = 10.0  # that a replica holds a question for work
-_BUSY_SECONDS = 0.2  # between two questions while there is no room
-_LOOK_SECONDS = 1.0  # between two looks for new replicas
+    async def _pause(self, mode: HoldMode, model: str | None) -> None:
+        for name in self._core.models(model):
+            await self._core.connection.hold(name, mode)
 
+    async def _resume(self, model: str | None) -> None:
+        for name in self._core.models(model):
+            await self._core.connection.release(name)
 
-class PolicyService:
-    """Serves a policy until `stop`.
-
-    Args:
-        name: of the model, for messages.
-        generate: see `Generate`.
-        replicas: see `Replicas`.
-        max_batch: most requests of a batch.
-        concurrency: most batches that are generated at a time.
-    """
-
-    def __init__(
-        self, name: str, generate: Any, replicas: Replicas, max_batch: int, concurrency: int | None
+    async def _update(
+        self, model: str, version: str, path: str | Path | None, tensors: bytes | None, mode: PauseMode
     ) -> None:
-        if max_batch < 1 or (concurrency is not None and concurrency < 1):
-            raise InvalidRequest("`max_batch` and `concurrency` must be at least 1")
-        self._name = name
-        self._answers = _answering(generate)
-        self._replicas = replicas
-        self._max_batch = max_batch
-        self._room = concurrency or (1_000_000 if _is_asynchronous(generate) else 1)
-        self._taker = secrets.token_hex(8)
-        self._task: asyncio.Task[None] | None = None
-        self._batches: set[asyncio.Task[None]] = set()
+        self._core.check(model)
+        if path is not None and tensors is not None:
+            raise BadRequest("give path or tensors, one of the two")
+        begun = time.monotonic()
+        await self._core.connection.update_weights(
+            model, version, path=None if path is None else str(path), tensors=tensors, mode=mode
+        )
+        self._core.update_seconds.observe(model, value=time.monotonic() - begun)
+        for stream in list(self._core.streams):
+            stream.look()
 
-    def start(self) -> None:
-        """Begin, in the running event loop."""
-        self._task = asyncio.ensure_future(self._run())
+    async def _set_endpoints(
+        self, model: str, base_urls: Sequence[str], model_name: str | None, version: str | None
+    ) -> None:
+        self._core.check(model)
+        if not base_urls:
+            raise BadRequest(f"{model}: `base_urls` must name at least one endpoint")
+        settings: JSON = {"base_url": list(base_urls) if len(base_urls) > 1 else base_urls[0]}
+        if model_name is not None:
+            settings["model"] = model_name
+        await self._core.connection.reconfigure(model, settings)
+        if version is not None:
+            await self._update(model, version, None, None, "keep")
 
-    async def stop(self) -> None:
-        """End; batches that are generated are cancelled, and their requests wait for another trainer."""
-        tasks = [task for task in (self._task, *self._batches) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _service(
+        self, model: str, generate: Generate | Any, max_batch: int, concurrency: int | None
+    ) -> PolicyService:
+        """Made where the caller is: an asynchronous ``generate`` runs on the event loop of that place."""
+        self._core.models(model)
+        replicas = partial(self._core.connection.replicas, model)
+        return PolicyService(model, generate, replicas, max_batch, concurrency)
 
-    async def _run(self) -> None:
-        serving: dict[str, asyncio.Task[None]] = {}
-        try:
-            while True:
-                try:
-                    running = await self._replicas()
-                except Exception as error:  # the cluster's control plane may be restarting
-                    logger.warning("the replicas of %s cannot be listed: %s", self._name, error)
-                    running = {}
-                for replica, call in running.items():
-                    if replica not in serving or serving[replica].done():
-                        serving[replica] = asyncio.ensure_future(self._serve(call))
-                await asyncio.sleep(_LOOK_SECONDS)
-        finally:
-            for task in serving.values():
-                task.cancel()
-            await asyncio.gather(*serving.values(), return_exceptions=True)
+    async def _serve(self, model: str, service: PolicyService) -> None:
+        await self._core.connection.replicas(model)  # refuses where it cannot be
+        if (before := self._core.services.pop(model, None)) is not None:
+            await before.stop()
+        self._core.services[model] = service
+        service.start()
 
-    async def _serve(self, call: Callable[[Call], Awaitable[Reply]]) -> None:
-        """Serve one replica, until it is gone."""
-        held: dict[str, asyncio.Task[None]] = {}
-        while True:
-            most = self._max_batch if len(self._batches) < self._room else 0
-            body = {"taker": self._taker, "held": list(held), "most": most}
-            try:
-                reply = await call(Call(TAKE, encode({**body, "wait": _WAIT_SECONDS if most else 0.0})))
-                work = reply.json()
-            except GymError as error:
-                logger.debug("a replica of %s is gone: %s", self._name, error.message)
-                return
-            for name in work["cancelled"]:
-                task = held.pop(name, None)
-                if task is not None and task not in held.values():  # nobody waits for any of its answers
-                    task.cancel()
-            if requests := [PolicyRequest(**request) for request in work["requests"]]:
-                batch = asyncio.ensure_future(self._batch(call, requests, held))
-                held.update((request.id, batch) for request in requests)
-                self._batches.add(batch)
-                batch.add_done_callback(self._batches.discard)
-            elif not most:
-                await asyncio.wait(self._batches, timeout=_BUSY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    async def _version(self) -> str | None:
+        core = self._core
+        states = [await core.connection.policy(core.transport(name)) for name in core.models(None)]
+        versions = {str(state["weight_version"] or "") for state in states}
+        if len(versions) > 1:
+            raise BadRequest(
+                f"the models of {core.name} have different versions: {', '.join(sorted(versions))}"
+            )
+        return next(iter(versions), None) or None
 
-    async def _batch(
+
+class Policy(_Steering):
+    """The models of a `Gym`, as ``gym.policy``. Its methods block."""
+
+    def pause(self, mode: HoldMode = "keep", *, model: str | None = None) -> None:
+        """Let no model call begin until `resume`, while the policy changes. Episodes wait; none fails for it.
+
+        A waiting call spends its time limit: ``model_timeout`` of the agent must exceed the pause. Judges and
+        other models go on, unless they are named.
+
+        Args:
+            mode: ``keep``: running generations of an engine in the graph stop between two tokens and go on
+                afterwards, those of an endpoint end there; ``wait``: returns when none runs any more;
+                ``abort``: they are ended now, and made again from their prompt afterwards.
+            model: a model server; by default every model of an agent.
+
+        Raises:
+            NotFound: no such server.
+            BadRequest: the model is not part of this graph's process or cluster, or also runs inside another
+                server (``inline``).
+            Forbidden: the graph is reached over HTTP, and has no ``auth_token``.
+            Unavailable: a replica did not answer.
+        """
+        loop.wait(self._pause(mode, model))
+
+    def resume(self, *, model: str | None = None) -> None:
+        """Release the model calls that were held; arguments and errors as of `pause`."""
+        loop.wait(self._resume(model))
+
+    def update_weights(
         self,
-        call: Callable[[Call], Awaitable[Reply]],
-        requests: list[PolicyRequest],
-        held: dict[str, asyncio.Task[None]],
+        model: str,
+        version: str,
+        *,
+        path: str | Path | None = None,
+        tensors: bytes | None = None,
+        mode: PauseMode = "keep",
     ) -> None:
-        try:
-            answers = await self._answered(requests)
-            with suppress(GymError):  # the replica is gone, and its callers with it
-                (await call(Call(ANSWER, encode({"answers": answers})))).json()
-        finally:
-            for request in requests:
-                held.pop(request.id, None)
+        """Give all replicas of a model new weights; ends when they generate with them.
 
-    async def _answered(self, requests: list[PolicyRequest]) -> list[JSON]:
-        try:
-            found = await self._answers(requests)
-            if not isinstance(found, Sequence) or len(found) != len(requests):
-                shown = len(found) if isinstance(found, Sequence) else type(found).__name__
-                raise InvalidRequest(f"`generate` must return {len(requests)} answers, got {shown}")
-            return [_told(request, each) for request, each in zip(requests, found, strict=True)]
-        except Exception as error:  # of the trainer's code: its calls fail, and are tried again
-            kind = type(error).__name__
-            if (more := admits(self._name, "generate", kind)) is not None:
-                logger.exception("the policy behind %s failed%s", self._name, more)
-            return [{"id": each.id, "error": f"{kind}: {error}"} for each in requests]
+        Calls that begin afterwards carry ``weight_version`` beside their tokens. A replica that starts later
+        (autoscaling, or one that died) has the same weights before it takes a call: leave them at their
+        path until the next update.
+
+        Args:
+            model: a model server with ``weight_updates`` on (``vllm_engine``, ``hf_engine``); any other one
+                can be given a version.
+            version: name of the weights, e.g. the trainer's step.
+            path: a folder or file of safetensors that the replicas' machines see.
+            tensors: or the weights themselves, as ``safetensors.torch.save(state_dict)`` writes them; they
+                go through Ray's object store. Without both, only the version changes: the trainer has
+                replaced the weights itself, for example at the endpoints of a ``chat_model``.
+            mode: running generations continue with the new weights (``keep``), or fail as retryable
+                (``abort``).
+
+        Raises:
+            NotFound: no such server.
+            BadRequest: the model takes no weights, or not these; the graph is reached over HTTP, where only
+                a version can be told.
+            Forbidden: it is, and has no ``auth_token``.
+            Unavailable: a replica could not be reached, or broke; it is replaced.
+        """
+        loop.wait(self._update(model, version, path, tensors, mode))
+
+    def set_endpoints(
+        self,
+        model: str,
+        base_urls: Sequence[str],
+        model_name: str | None = None,
+        version: str | None = None,
+    ) -> None:
+        """Point a model server at other endpoints, live: its replicas go on, new ones know as well.
+
+        Args:
+            model: name of a model server of the type ``chat_model`` or ``openai_model``.
+            base_urls: the new endpoints.
+            model_name: the new name of the model there; None keeps the old one.
+            version: name of the weights there, which further calls carry; None keeps the old one.
+
+        Raises:
+            NotFound: no such server.
+            BadRequest: another process owns the graph, or none; it does not run on a cluster; the server has
+                no endpoints, or none are given.
+            Forbidden: the graph is reached over HTTP, and has no ``auth_token``.
+        """
+        loop.wait(self._set_endpoints(model, base_urls, model_name, version))
+
+    def serve(
+        self, model: str, generate: Generate | Any, *, max_batch: int = 64, concurrency: int | None = None
+    ) -> None:
+        """Generate for a ``callback_model``, in this process, until `Gym.shutdown` or another call for it.
+
+        Args:
+            model: a model server of the type ``callback_model``.
+            generate: takes a list of `PolicyRequest` and returns a list of `PolicyAnswer`, in their order. A
+                function runs in a thread. An asynchronous one runs on the event loop from which this is
+                called, if there is one; do not block that loop. Of a Ray actor, the method ``generate`` is
+                called.
+            max_batch: most requests in one call: 1 for an engine that batches by itself, as otherwise a
+                short answer waits for the longest of its batch.
+            concurrency: most calls at the same time; by default 1 for a function, and no limit otherwise.
+
+        Raises:
+            NotFound: no such model.
+            InvalidRequest: ``generate`` is nothing that can be called, or a number is out of its range.
+            BadRequest: the graph is reached over HTTP.
+        """
+        loop.wait(self._serve(model, self._service(model, generate, max_batch, concurrency)))
+
+    def version(self) -> str | None:
+        """Version of the policy's weights, as the model server has it; None if none was set.
+
+        It is that of `update_weights`, or of `set_endpoints` with a ``version``.
+
+        Raises:
+            BadRequest: the agents have models of different versions.
+        """
+        return loop.wait(self._version())
 
 
-def _told(request: PolicyRequest, answer: Any) -> JSON:
-    if not isinstance(answer, PolicyAnswer):
-        raise InvalidRequest(f"`generate` must return PolicyAnswer objects, got {type(answer).__name__}")
-    return {
-        "id": request.id,
-        "token_ids": list(answer.token_ids),
-        "logprobs": list(answer.logprobs),
-        "finish_reason": answer.finish_reason,
-        "spans": answer.spans,
-    }
+class AsyncPolicy(_Steering):
+    """The models of an `AsyncGym`, as ``gym.policy``: the methods of `Policy`, to be awaited."""
 
+    async def pause(self, mode: HoldMode = "keep", *, model: str | None = None) -> None:
+        await loop.run(self._pause(mode, model))
 
-def _is_actor(generate: Any) -> bool:
-    actor = getattr(sys.modules.get("ray"), "actor", None)
-    return actor is not None and isinstance(generate, actor.ActorHandle)
+    async def resume(self, *, model: str | None = None) -> None:
+        await loop.run(self._resume(model))
 
+    async def update_weights(
+        self,
+        model: str,
+        version: str,
+        *,
+        path: str | Path | None = None,
+        tensors: bytes | None = None,
+        mode: PauseMode = "keep",
+    ) -> None:
+        await loop.run(self._update(model, version, path, tensors, mode))
 
-def _is_asynchronous(generate: Any) -> bool:
-    call = getattr(generate, "__call__", None)  # noqa: B004  # of an object with an asynchronous method
-    return _is_actor(generate) or inspect.iscoroutinefunction(generate) or inspect.iscoroutinefunction(call)
+    async def set_endpoints(
+        self,
+        model: str,
+        base_urls: Sequence[str],
+        model_name: str | None = None,
+        version: str | None = None,
+    ) -> None:
+        await loop.run(self._set_endpoints(model, base_urls, model_name, version))
 
+    async def serve(
+        self, model: str, generate: Generate | Any, *, max_batch: int = 64, concurrency: int | None = None
+    ) -> None:
+        await loop.run(self._serve(model, self._service(model, generate, max_batch, concurrency)))
 
-def _answering(generate: Any) -> Callable[[list[PolicyRequest]], Awaitable[Any]]:
-    """The function as one to be awaited on the event loop of this package."""
-    if _is_actor(generate):
-        return lambda requests: _of_actor(generate, requests)
-    if not callable(generate):
-        raise InvalidRequest(f"`generate` must be a function or a Ray actor, got {type(generate).__name__}")
-    if not _is_asynchronous(generate):
-        return lambda requests: asyncio.to_thread(generate, requests)
-    try:
-        theirs = asyncio.get_running_loop()  # where the trainer's clients and engines live
-    except RuntimeError:
-        asynchronous: Callable[[list[PolicyRequest]], Awaitable[Any]] = generate
-        return asynchronous
-
-    def call(requests: list[PolicyRequest]) -> Awaitable[Any]:
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(generate(requests), theirs))
-
-    return call
-
-
-async def _of_actor(actor: Any, requests: list[PolicyRequest]) -> Any:
-    import ray
-
-    answer = actor.generate.remote(requests)
-    try:
-        return await asyncio.wrap_future(answer.future())
-    except asyncio.CancelledError:
-        ray.cancel(answer)  # an asynchronous actor ends the call
-        raise
+    async def version(self) -> str | None:
+        return await loop.run(self._version())

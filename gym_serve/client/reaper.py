@@ -69,11 +69,8 @@ class Reaper:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Command lines, by process id, of the processes with a variable in their environment.
-
-    Args:
-        mark: ``NAME=value``.
-    """
+    """Command lines, by process id, of the processes with a variable in their environment. ``mark``:
+    ``NAME=value``."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to another user

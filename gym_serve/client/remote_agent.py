@@ -58,8 +58,6 @@ _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError, msgspec.DecodeErr
 
 
 class _Waiting:
-    """A caller that waits for a rollout."""
-
     __slots__ = ("agent", "answer", "cuts", "row", "traceparent")
 
     def __init__(self, agent: str, row: bytes, traceparent: str | None) -> None:
@@ -71,12 +69,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Sends the rows of this process to a graph at a URL, in batches. Use it in one event loop.
-
-    Args:
-        url: of the graph.
-        headers: of every request.
-    """
+    """Sends the rows of this process to a graph at a URL, in batches. Use it in one event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = f"{url}/rollouts"
@@ -87,16 +80,8 @@ class Batcher:
         self._http: aiohttp.ClientSession | None = None
 
     async def episode(self, agent: str, row: bytes, traceparent: str | None = None) -> Reply:
-        """One episode of a row. Cancelling all callers of a batch cancels its episodes.
-
-        Args:
-            agent: who runs it.
-            row: its JSON.
-            traceparent: the span that it is a part of.
-
-        Returns:
-            what ``POST /{agent}/run`` answers. Where the graph cannot be reached, that is a failure, too.
-        """
+        """One episode of a row. Cancelling all callers of a batch cancels its episodes. Returns what
+        ``POST /{agent}/run`` answers. Where the graph cannot be reached, that is a failure, too."""
         waiting = _Waiting(agent, row, traceparent)
         self._unsent.append(waiting)
         if self._sending is None or self._sending.done():
@@ -127,7 +112,6 @@ class Batcher:
             self._begin(batch)
 
     def _next_batch(self) -> list[_Waiting]:
-        """Rows of one agent."""
         batch: list[_Waiting] = []
         size = 0
         while self._unsent and len(batch) < _ROWS and size < _BYTES:
@@ -188,11 +172,7 @@ class Batcher:
             _fail(batch, GymError(f"{self._url}: {type(error).__name__}: {error}"))
 
     async def _lines(self, batch: Sequence[_Waiting]) -> AsyncIterator[bytes]:
-        """The lines of one response; the first one is empty, and says that the gateway has taken the rows.
-
-        Raises:
-            GymError: the gateway refuses the request.
-        """
+        """The lines of one response; the first one is empty, and says that the gateway has taken the rows."""
         spans = {str(n): one.traceparent for n, one in enumerate(batch) if one.traceparent is not None}
         members = {"agent": batch[0].agent, "concurrency": _CONCURRENCY, "traceparents": spans}
         body = b'%s,"rows":[%s]}' % (encode(members)[:-1], b",".join(one.row for one in batch))
@@ -223,21 +203,13 @@ class Batcher:
 
 
 class RemoteAgent(HttpTransport):
-    """Reaches an agent of a graph at a URL: its episodes in batches, all else by a request each.
-
-    Args:
-        server: its name.
-        url: of the graph.
-        headers: of every request.
-        batcher: sends the episodes.
-    """
+    """Reaches an agent of a graph at a URL: its episodes in batches, all else by a request each."""
 
     def __init__(self, server: str, url: str, headers: Mapping[str, str], batcher: Batcher) -> None:
         super().__init__(server, f"{url}/{server}", headers)
         self._batcher = batcher
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`."""
         if call.op != "run":
             return await super().call(call)
         hidden: list[str] = []
@@ -253,7 +225,6 @@ class RemoteAgent(HttpTransport):
         return reply._replace(body=without(hidden, reply.body))
 
     async def close(self) -> None:
-        """See `Transport.close`."""
         await self._batcher.close()
         await super().close()
 

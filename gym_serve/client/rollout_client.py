@@ -46,22 +46,9 @@ from gym_serve.types.rows import agent_name
 
 # How large a server is and where it runs changes no rollout; nor does an endpoint's address, key or price.
 _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
-    "ray_resources",
-    "base_url",
-    "url",
-    "query",
-    "api_key",
-    "api_key_header",
-    "headers",
-    "prices",
-    "capture_ttl",
-    "max_captures",
-    "max_client_sessions",
-    "row_endpoints",
-    "row_endpoints_over_http",
+    *("ray_resources", "base_url", "url", "query", "api_key", "api_key_header", "headers", "prices"),
+    *("capture_ttl", "max_captures", "max_client_sessions", "row_endpoints", "row_endpoints_over_http"),
 }
-
-
 _BACKOFF = Backoff()
 
 
@@ -111,15 +98,7 @@ class _Activity:
 
 
 class RolloutClient(RolloutBackend):
-    """Runs rows on a graph.
-
-    Args:
-        graph: the graph without secrets, as ``/graph`` shows it.
-        default_agent: the agent of rows that name none.
-        transport: reaches a server by its name.
-        resolved: the graph itself, where this process has it.
-        name: name of the graph, for messages.
-    """
+    """Runs rows on a graph. ``graph``: the graph without secrets, as ``/graph`` shows it."""
 
     def __init__(
         self,
@@ -136,30 +115,17 @@ class RolloutClient(RolloutBackend):
         self._resolved = resolved
         self._name = name
         self._compares: dict[str, bool] = {}
-        self._activity = _Activity()
+        self.activity = _Activity()
         self._endpoint: ModelEndpoint | None = None
 
     def at(self, endpoint: Any) -> RolloutClient:
-        """A client of the same graph whose rows have the model at ``endpoint``, if they name no other.
-
-        Raises:
-            InvalidRequest: it is no endpoint; see `ModelEndpoint.read`.
-        """
+        """A client of the same graph whose rows have the model at ``endpoint``, if they name no other. Raises
+        InvalidRequest: it is no endpoint; see `ModelEndpoint.read`."""
         if endpoint is None:
             return self
         client = copy(self)
         client._endpoint = ModelEndpoint.read(endpoint)
         return client
-
-    @property
-    def in_flight(self) -> int:
-        """Rollouts that were started and have not ended."""
-        return self._activity.in_flight
-
-    @property
-    def followers(self) -> list[Callable[[JSON], None]]:
-        """Called with the result of each attempt, also of a failed one."""
-        return self._activity.followers
 
     def expansion(self, options: RolloutOptions) -> Expansion:
         """How rows become rollouts, by the options."""
@@ -176,11 +142,7 @@ class RolloutClient(RolloutBackend):
         )
 
     def runner_options(self, options: RolloutOptions, attempts: int) -> RunnerOptions:
-        """How attempts are run, by the options.
-
-        Raises:
-            TypeError: an option that there is not.
-        """
+        """How attempts are run, by the options. Raises TypeError: an option that there is not."""
         if unknown := options.keys() - RolloutOptions.__annotations__.keys():
             raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
         return RunnerOptions(
@@ -189,7 +151,7 @@ class RolloutClient(RolloutBackend):
             timeout=options.get("timeout"),
             max_failures=options.get("max_failures", MAX_FAILURES),
             tracing=self._graph.get("tracing"),
-            follow=self._activity.follow,
+            follow=self.activity.follow,
         )
 
     async def groups(self, rows: Rows, options: RolloutOptions) -> Iterator[list[JSON]]:
@@ -198,23 +160,17 @@ class RolloutClient(RolloutBackend):
         return await checked_groups(rows, self.expansion(options), self.check, skip_invalid=skip_invalid)
 
     def check(self, row: JSON) -> None:
-        """Check that the graph has the agent of a row, and that its environment takes the row's keys.
-
-        Raises:
-            InvalidRequest: the row names no agent, or its own keys do not fit the environment.
-            NotFound: there is no such agent.
-        """
+        """Check that the graph has the agent of a row, and that its environment takes the row's keys. Raises
+        InvalidRequest: the row names no agent, or its own keys do not fit the environment; NotFound: there is
+        no such agent."""
         agent = self._agents[self._agent_of(row)]
         cls = self._class_of(agent.get("resources"))
         if cls is not None:
             cls.check_row(row, verified=not agent.get("skip_verification"))
 
     async def run(self, row: JSON) -> JSON:
-        """One episode of a materialized row; cancelling it cancels the episode.
-
-        Raises:
-            GymError: what was answered instead of a rollout.
-        """
+        """One episode of a materialized row; cancelling it cancels the episode. Raises GymError: what was
+        answered instead of a rollout."""
         agent = AgentClient(self._transport(self._agent_of(row)))
         # Not `agent.run`: every coroutine that waits counts where thousands of episodes are in flight.
         key = str(row["_ng_rollout_id"])
@@ -223,11 +179,11 @@ class RolloutClient(RolloutBackend):
             row = {**row, MODEL_FIELD: endpoint.public}
         id, traceparent = secrets.token_hex(16), current().traceparent
         call = Call("run", encode(row), None, id, key, current().timeout(), endpoint, traceparent)
-        self._activity.in_flight += 1
+        self.activity.in_flight += 1
         try:
             reply = await loop.run(agent.transport.call(call))
         finally:
-            self._activity.in_flight -= 1
+            self.activity.in_flight -= 1
         try:
             rollout: JSON = agent.decode(reply)
         except NotFound as error:  # `check` knew the agent: another graph runs there by now
@@ -257,15 +213,12 @@ class RolloutClient(RolloutBackend):
         return self.compare if any(has) else None
 
     def prices(self) -> Mapping[str, Prices]:
-        """What tokens cost, by model server of the graph."""
         return prices_of(self._graph)
 
     def aggregator(self) -> Aggregate:
-        """`aggregate`."""
         return self.aggregate
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
-        """The agent's metrics of its rollouts."""
         if agent not in self._agents:
             raise NotFound(f"no agent {agent!r} in {self._name}")
         return await loop.run(
@@ -308,7 +261,6 @@ class RolloutClient(RolloutBackend):
         return answer
 
     def _class_of(self, resources: Any) -> type[ResourcesServer] | None:
-        """The class of an environment, where this process knows it."""
         if self._resolved is None or not isinstance(resources, str):
             return None
         node = self._resolved.nodes.get(resources)

@@ -105,7 +105,7 @@ class GroupStream(AsyncIterator[Group], Iterator[Group]):
         return group
 
     def look(self) -> None:
-        """Look for a new version of the policy now. `Gym.update_weights` does so."""
+        """Look for a new version of the policy now. `Policy.update_weights` does so."""
         loop.start(self._making.look())
 
 

@@ -40,8 +40,7 @@ from gym_serve.cluster.serve_compat import (
 from gym_serve.cluster.serve_metrics import serve_metrics
 from gym_serve.cluster.weights import CurrentWeights
 from gym_serve.gateway.live_episodes import LIST, LOOK, STOP
-from gym_serve.gateway.pressure import PRESSURE
-from gym_serve.gateway.stats import STATS, counts
+from gym_serve.gateway.stats import PRESSURE, STATS, counts
 from gym_serve.graph.spec import LogOptions, Node
 from gym_serve.observe import catalogue, tracing
 from gym_serve.observe.cpu import OtherCpu

@@ -22,7 +22,7 @@ from gym_serve.cluster.routing.rpc import (
     NotDeliveredError,
     QueueFullError,
 )
-from gym_serve.gateway.pressure import PRESSURE
+from gym_serve.gateway.stats import PRESSURE
 from gym_serve.graph.spec import Node
 from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import DeadlineExceeded, NotFound

@@ -39,12 +39,8 @@ _OWN = (
 
 
 class Access:
-    """Checks whether a request may be answered.
-
-    Args:
-        tokens: bearer tokens, each of which is accepted; none for an open graph.
-        insecure: whether an open graph may be called by any host name and from anywhere.
-    """
+    """Checks whether a request may be answered. ``insecure``: whether an open graph may be called by any host
+    name and from anywhere."""
 
     def __init__(self, tokens: Sequence[SecretStr], *, insecure: bool) -> None:
         self._tokens = [token.get_secret_value().encode() for token in tokens]
@@ -52,15 +48,11 @@ class Access:
 
     @property
     def secured(self) -> bool:
-        """Whether requests need a token."""
         return bool(self._tokens)
 
     def check_origin(self, request: Request) -> None:
-        """Refuse requests of web pages other than the graph's own.
-
-        Raises:
-            Forbidden: the page has another origin, or calls an open graph by a foreign host name.
-        """
+        """Refuse requests of web pages other than the graph's own. Raises Forbidden: the page has another
+        origin, or calls an open graph by a foreign host name."""
         host = request.headers.get("host", "").lower()
         for origin in request.headers.getlist("origin"):
             if not _is_same(origin.lower(), host):
@@ -77,12 +69,8 @@ class Access:
         return self.secured and not shown
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request without a valid token or pass.
-
-        Raises:
-            Unauthorized: it has none, or a wrong one.
-            Forbidden: it has a pass, but does not come from a page of the graph.
-        """
+        """Refuse a request without a valid token or pass. Raises Unauthorized: it has none, or a wrong one;
+        Forbidden: it has a pass, but does not come from a page of the graph."""
         if not self._tokens:
             return
         headers = request.headers
@@ -97,11 +85,7 @@ class Access:
             raise Unauthorized("send the graph's auth_token as 'Authorization: Bearer <token>'")
 
     def pass_of(self, token: str) -> str:
-        """A pass for whoever knows a token.
-
-        Raises:
-            Unauthorized: nobody has this token.
-        """
+        """A pass for whoever knows a token. Raises Unauthorized: nobody has this token."""
         given = token.strip().encode("utf-8", "replace")
         if not self._is_token(given):
             raise Unauthorized("This is not a token of the graph")
@@ -131,12 +115,8 @@ def _seal(token: bytes, end: int) -> str:
 
 
 def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -> str | None:
-    """Why a graph must not answer at an address; None if it may.
-
-    Args:
-        host: where Serve listens; None if it does not.
-        tokens, insecure: of the graph.
-    """
+    """Why a graph must not answer at an address; None if it may. ``host``: where Serve listens; None if it
+    does not."""
     if host is None or tokens or insecure or is_loopback(host):
         return None
     return (

@@ -30,31 +30,26 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 _TEXT: dict[str, Any] = {"type": "string"}
 
 
-def _named(properties: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Schema of an object with these properties; ``others`` is the schema of further ones."""
-    schema = {"type": "object", "required": [*properties], "properties": properties}
-    return schema if others is None else {**schema, "additionalProperties": others}
+def _named(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of an object that has these properties."""
+    return {"type": "object", "required": [*properties], "properties": properties}
 
 
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["code", "message"],
-            "properties": {
-                "code": {"type": "string", "description": "stable; names the class of the failure"},
-                "message": {"type": "string"},
-                "type": {"type": "string", "description": "the class's name"},
-                "retryable": {"type": "boolean", "description": "try again, elsewhere or later"},
-                "server": {"type": "string", "description": "where it happened"},
-                "stage": {"type": "string", "enum": [*errors.STAGES]},
-                "retry_after": {"type": "number", "description": "seconds"},
-            },
-        }
-    },
+def _by_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of an object with any names."""
+    return {"type": "object", "additionalProperties": values}
+
+
+_FAILURE = {
+    "code": {"type": "string", "description": "stable; names the class of the failure"},
+    "message": _TEXT,
+    "type": {"type": "string", "description": "the class's name"},
+    "retryable": {"type": "boolean", "description": "try again, elsewhere or later"},
+    "server": {"type": "string", "description": "where it happened"},
+    "stage": {"type": "string", "enum": [*errors.STAGES]},
+    "retry_after": {"type": "number", "description": "seconds"},
 }
+_ERROR = _named({"error": {**_named(_FAILURE), "required": ["code", "message"]}})
 _RUN = {
     "method": "POST",
     "summary": "One episode, by the agent that the row names in agent_ref.name",
@@ -66,18 +61,18 @@ _PRESSURE: dict[str, Any] = {
     "load": {"type": ["number", "null"], "minimum": 0},
     "rollouts": {"type": "integer", "minimum": 0},
     "concurrency": {"type": ["integer", "null"], "minimum": 1},
-    "servers": _named({}, _OBJECT),
+    "servers": _by_name(_OBJECT),
 }
-_POINT = _named({"labels": _named({}, _TEXT), "value": {"type": "number"}})
+_POINT = _named({"labels": _by_name(_TEXT), "value": {"type": "number"}})
 _ROOT: dict[str, dict[str, Any]] = {
     "graph": {
         "summary": "The graph: every server with its settings",
-        "response": _named({section: _named({}, _named({"type": _TEXT})) for section in SECTIONS}),
+        "response": _named({section: _by_name(_named({"type": _TEXT})) for section in SECTIONS}),
     },
     "health": {
         "summary": "State of every server; 503 names those that are not ready",
         "response": _named(
-            {"status": {"const": "ok"}, "servers": _named({}, _named({"state": {"const": "ready"}}))}
+            {"status": {"const": "ok"}, "servers": _by_name(_named({"state": {"const": "ready"}}))}
         ),
     },
     "pressure": {
@@ -86,7 +81,7 @@ _ROOT: dict[str, dict[str, Any]] = {
     },
     "stats": {
         "summary": "The same, and what all replicas have counted",
-        "response": _named({**_PRESSURE, "metrics": _named({}, {"type": "array", "items": _POINT})}),
+        "response": _named({**_PRESSURE, "metrics": _by_name({"type": "array", "items": _POINT})}),
     },
 }
 
@@ -105,7 +100,6 @@ _LINE: dict[str, Any] = {
 
 
 def _with_rows(body: type[BaseModel]) -> dict[str, Any]:
-    """Schema of a body that also has rows."""
     schema = body.model_json_schema()
     rows = {"type": "array", "items": ROW, "minItems": 1}
     return {**schema, "required": ["rows"], "properties": {**schema["properties"], "rows": rows}}
@@ -148,29 +142,21 @@ _LIVE: dict[str, dict[str, Any]] = {
 }
 """What the gateway answers below ``/episodes``, by operation."""
 
-_EVENT: dict[str, Any] = {
-    "type": "object",
-    "description": "each event of the stream",
+_EVENT = {
+    **_named({"data": _TEXT, "event": _TEXT}),
     "required": ["data"],
-    "properties": {"event": _TEXT, "data": _TEXT},
+    "description": "each event of the stream",
 }
 _RPC_ID = {"type": ["string", "integer"]}
-_RPC_ERROR: dict[str, Any] = _named(
-    {"jsonrpc": {"const": "2.0"}, "error": _named({"code": {"type": "integer"}, "message": _TEXT})}
-)
+_RPC_FAILURE = _named({"code": {"type": "integer"}, "message": _TEXT})
+_RPC_ERROR = _named({"jsonrpc": {"const": "2.0"}, "error": _RPC_FAILURE})
 _MCP: dict[str, dict[str, Any]] = {
     "mcp": {
         "method": "POST",
         "summary": "The tools, for clients of the Model Context Protocol (streamable HTTP)",
         "request": {
-            "type": "object",
+            **_named({"jsonrpc": {"const": "2.0"}, "method": _TEXT, "id": _RPC_ID, "params": _OBJECT}),
             "required": ["jsonrpc", "method"],
-            "properties": {
-                "jsonrpc": {"const": "2.0"},
-                "id": _RPC_ID,
-                "method": _TEXT,
-                "params": _OBJECT,
-            },
         },
         "response": {
             "anyOf": [_named({"jsonrpc": {"const": "2.0"}, "id": _RPC_ID, "result": _OBJECT}), _RPC_ERROR]
@@ -222,41 +208,26 @@ _OF_A_PAGE = {
 }
 
 
-def _header(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "header", "description": description, "schema": schema}
+def _parameter(
+    name: str, place: str, description: str, schema: Mapping[str, Any] = _TEXT, *, required: bool = False
+) -> dict[str, Any]:
+    return {"name": name, "in": place, "description": description, "schema": schema, "required": required}
 
 
 _SECONDS = {"type": "number", "exclusiveMinimum": 0}
+_KNOWN = "the `version` that the client has; `rollout` is left out if that is the newest one"
 _PARAMETERS = {
-    "request_id": _header("x-request-id", "names the request in logs; echoed", {"type": "string"}),
-    "timeout": _header("x-request-timeout", "seconds that the client waits; then 504", _SECONDS),
-    "session": _header(
-        "x-session-id", f"from /seed_session; or the cookie {SESSION_COOKIE}", {"type": "string"}
+    "request_id": _parameter("x-request-id", "header", "names the request in logs; echoed"),
+    "timeout": _parameter("x-request-timeout", "header", "seconds that the client waits; then 504", _SECONDS),
+    "session": _parameter("x-session-id", "header", f"from /seed_session; or the cookie {SESSION_COOKIE}"),
+    "mcp_session": _parameter(
+        *("mcp-session-id", "header", "the session that the handshake opened"),
+        {**_TEXT, "minLength": 1},
+        required=True,
     ),
-    "mcp_session": {
-        **_header("mcp-session-id", "the session that the handshake opened", {**_TEXT, "minLength": 1}),
-        "required": True,
-    },
-    "rollout": {
-        "name": "id",
-        "in": "path",
-        "required": True,
-        "description": f"from /{OPEN}",
-        "schema": {"type": "string"},
-    },
-    "episode": {
-        "name": "id",
-        "in": "path",
-        "required": True,
-        "description": f"from /{EPISODES}",
-        "schema": {"type": "string"},
-    },
-    "known": {
-        "name": "known",
-        "in": "query",
-        "description": "the `version` that the client has; `rollout` is left out if that is the newest one",
-        "schema": {"type": "string"},
-    },
+    "rollout": _parameter("id", "path", f"from /{OPEN}", required=True),
+    "episode": _parameter("id", "path", f"from /{EPISODES}", required=True),
+    "known": _parameter("known", "query", _KNOWN),
 }
 _HEADERS: dict[str, Any] = {
     "request_id": {"description": "names the request in logs", "required": True, "schema": _TEXT},
@@ -274,16 +245,8 @@ def openapi(
     default_agent: str | None = None,
     secured: bool = False,
 ) -> dict[str, Any]:
-    """The OpenAPI 3.1 document.
-
-    Args:
-        prefix: of the application's routes.
-        nodes: the servers.
-        described: by server, the answer of its `DESCRIBE` operation; None if there was none.
-        pages: pages that packages add to every graph, by name.
-        default_agent: agent of the rows that name none.
-        secured: whether requests need a bearer token.
-    """
+    """The OpenAPI 3.1 document. ``described``: by server, the answer of its `DESCRIBE` operation; None if
+    there was none; ``secured``: whether requests need a bearer token."""
     schemas: dict[str, Any] = {"Error": _ERROR, "McpError": {"anyOf": [_ERROR, _RPC_ERROR]}}
     agents = [name for name, node in nodes.items() if node.kind == "agent"]
     routes = _ROOT | {n: {"summary": p.summary, "response": p.response} for n, p in (pages or {}).items()}
@@ -334,7 +297,6 @@ def _faced(node: Node) -> Mapping[str, dict[str, Any]]:
 
 
 def _row(agents: Sequence[str], default_agent: str | None) -> dict[str, Any]:
-    """Schema of a row, whose agent must be one of the graph's."""
     agent = {"type": "object", "properties": {"name": {"enum": [*agents]}}}
     if default_agent is not None:
         return {**ROW, "properties": {**ROW["properties"], "agent_ref": agent}}

@@ -24,7 +24,6 @@ from msgspec import structs
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from gym_serve.gateway import wire
 from gym_serve.graph.spec import Graph
@@ -43,7 +42,6 @@ ROLLOUTS = "rollouts"
 """The route."""
 NDJSON = "application/x-ndjson"
 
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
 _MOST_ROWS = 100_000
 _BEAT_SECONDS = 5.0  # between two signs of life: a client knows a dead connection by their absence
 _LINGER_SECONDS = 0.01  # for which lines are gathered: each chunk costs Serve's proxy a millisecond
@@ -79,13 +77,8 @@ _BODY: TypeAdapter[Any] = TypeAdapter(BatchBody)
 
 
 class Batches:
-    """Answers ``POST /rollouts``.
-
-    Args:
-        graph: the outline of the graph.
-        transports: reach its servers, by name.
-        leaving: whether this gateway is being stopped, which would wait for open responses.
-    """
+    """Answers ``POST /rollouts``. ``leaving``: whether this gateway is being stopped, which would wait for
+    open responses."""
 
     def __init__(
         self, graph: Graph, transports: Mapping[str, Transport], leaving: Callable[[], bool]
@@ -96,16 +89,12 @@ class Batches:
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
 
     async def answer(self, request: Request) -> StreamingResponse:
-        """Answer a request.
-
-        Raises:
-            BadRequest: its body is no JSON.
-            InvalidRequest: the body does not fit, or rows cannot be used; names all problems.
-            TooLarge: the body is.
-        """
+        """Answer a request. Raises BadRequest: its body is no JSON; InvalidRequest: the body does not fit,
+        or rows cannot be used; names all problems; TooLarge: the body is."""
         body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         rows, batch, endpoint = await asyncio.to_thread(self._read, body)
-        return _Lines(self._stream(rows, batch, endpoint, wire.traceparent_of(request)))
+        lines = self._stream(rows, batch, endpoint, wire.traceparent_of(request))
+        return wire.ClosingStream(lines, lines, NDJSON)
 
     def _read(self, body: bytes) -> tuple[Iterable[list[JSON]], BatchBody, ModelEndpoint | None]:
         """The materialized rows of a body (repeats are made in their turn), its rest, and its endpoint."""
@@ -165,7 +154,6 @@ class Batches:
             await pool.close()
 
     async def _line(self, number: int, row: JSON, call: Call, counts: Counter[str]) -> bytes:
-        """One rollout, as a line."""
         agent = str(agent_name(row))
         try:
             reply = await self._transports[agent].call(call)
@@ -180,20 +168,6 @@ class Batches:
             return encode({"row": number, "status": error.status, **error.to_body()}) + b"\n"
         counts["rollouts"] += 1
         return b'{"row":%d,"rollout":%s}\n' % (number, reply.content)
-
-
-class _Lines(StreamingResponse):
-    """The lines. Once the response has ended, however, nothing of the request runs any more."""
-
-    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(lines, media_type=NDJSON, headers=_HEADERS)
-        self._lines = lines
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._lines.aclose()
 
 
 def _parsed(body: bytes) -> tuple[list[bytes], BatchBody]:
@@ -218,7 +192,6 @@ def _located(rows: list[bytes]) -> Iterator[LocatedRow]:
 
 
 def _call(row: JSON, default: ModelEndpoint | None, timeout: float | None, trace: str | None) -> Call:
-    """The call of ``run`` for a materialized row."""
     endpoint = endpoint_of(row) or default
     if endpoint is not None:
         row, endpoint = {**row, MODEL_FIELD: endpoint.public}, structs.replace(endpoint, over_http=True)

@@ -103,7 +103,6 @@ def _fields(operation: Mapping[str, Any], known: Mapping[str, Any]) -> list[dict
 
 
 def _schemas(operation: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the body and the answer."""
     sides = {"request": operation.get("requestBody"), "response": operation["responses"]["200"]}
     return {side: next(iter(body["content"].values()))["schema"] for side, body in sides.items() if body}
 

@@ -29,8 +29,7 @@ from gym_serve.gateway.host import Host
 from gym_serve.gateway.live_episodes import EPISODES, LiveEpisodesOfGraph
 from gym_serve.gateway.pages import Page, Site, added_pages
 from gym_serve.gateway.policy_routes import POLICY, steer
-from gym_serve.gateway.pressure import PRESSURE, pressure
-from gym_serve.gateway.stats import STATS, stats
+from gym_serve.gateway.stats import PRESSURE, STATS, pressure, stats
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import fault
 from gym_serve.servers.runner import DESCRIBE
@@ -56,13 +55,7 @@ logger = logging.getLogger("gym_serve")
 
 
 class Gateway:
-    """Answers HTTP for a graph.
-
-    Args:
-        graph: the outline of the graph.
-        transports: to its servers, by name.
-        host: the process that it answers in.
-    """
+    """Answers HTTP for a graph."""
 
     def __init__(self, graph: Graph, transports: Mapping[str, Transport], host: Host) -> None:
         self._graph = graph
@@ -78,7 +71,6 @@ class Gateway:
         """The graph without secrets, as ``/graph`` shows it."""
 
     async def answer(self, request: Request) -> Response:
-        """Answer one HTTP request."""
         request_id = wire.request_id_of(request)
         try:
             self._access.check_origin(request)
@@ -102,7 +94,6 @@ class Gateway:
         return response
 
     async def stats(self) -> dict[str, Any]:
-        """What all replicas have counted, and their load."""
         return stats(await self._host.reports(STATS), self._agents)
 
     async def _route(self, request: Request, request_id: str) -> Response:
@@ -249,17 +240,17 @@ class Gateway:
             Reply.of({**error.to_body(), "status": "unavailable"})._replace(status=error.status)
         )
 
-    async def _pressure(self, request: Request) -> Response:
-        return wire.answer(Reply.of(pressure(await self._host.reports(PRESSURE), self._agents)))
-
-    async def _stats(self, request: Request) -> Response:
-        return wire.answer(Reply.of(await self.stats()))
-
-    async def _graph_page(self, request: Request) -> Response:
-        return wire.answer(Reply.of(dict(self.public)))
-
-    async def _openapi(self, request: Request) -> Response:
-        return wire.answer(Reply.of(await self._describe(request)))
+    async def _json(self, request: Request) -> Response:
+        match _path(request):
+            case "pressure":
+                page = pressure(await self._host.reports(PRESSURE), self._agents)
+            case "stats":
+                page = await self.stats()
+            case "openapi.json":
+                page = await self._describe(request)
+            case _:
+                page = dict(self.public)
+        return wire.answer(Reply.of(page))
 
     async def _docs(self, request: Request) -> Response:
         from gym_serve.gateway import docs_page
@@ -301,14 +292,11 @@ class Gateway:
 
 _OPENS = (_SEED, "reset")
 _PAGES = {
+    **dict.fromkeys(("graph", "pressure", "stats", "openapi.json"), Gateway._json),
     "": Gateway._home,
-    "graph": Gateway._graph_page,
     "health": Gateway._health,
-    "pressure": Gateway._pressure,
-    "stats": Gateway._stats,
     "docs": Gateway._docs,
     "docs.js": Gateway._docs_script,
-    "openapi.json": Gateway._openapi,
 }
 
 
@@ -323,7 +311,6 @@ async def _reply_of(transport: Transport, call: Call) -> Reply:
 
 
 def _root(request: Request) -> str:
-    """Route prefix of the application; empty for the root."""
     root: str = request.scope.get("root_path", "")
     return root.rstrip("/")
 

@@ -25,12 +25,8 @@ class Processes(Protocol):
         ...
 
     async def tell(self, name: str, call: Call) -> Reply:
-        """What one of them answers.
-
-        Raises:
-            NotFound: there is no such process.
-            DeadlineExceeded: it does not answer.
-        """
+        """What one of them answers. Raises NotFound: there is no such process; DeadlineExceeded: it does not
+        answer."""
         ...
 
 
@@ -74,9 +70,5 @@ class Host(Processes, Protocol):
         ...
 
     def steering(self, model: str) -> Steering:
-        """Changes a policy.
-
-        Raises:
-            NotFound, BadRequest: it cannot be changed here; says why.
-        """
+        """Changes a policy. Raises NotFound, BadRequest: it cannot be changed here; says why."""
         ...

@@ -61,14 +61,9 @@ _ENDPOINTS = ("agent", "model")
 
 
 def page(content: str, status: int = 200, *, posts: bool = False, script: bool = False) -> HTMLResponse:
-    """The response that carries a page, whose style is `STYLE`.
-
-    Args:
-        content: its HTML.
-        status: of the response.
-        posts: whether it has a form, which is posted to the graph.
-        script: whether it has a script, which comes from the graph and asks the graph alone.
-    """
+    """The response that carries a page, whose style is `STYLE`. ``posts``: whether it has a form, which is
+    posted to the graph; ``script``: whether it has a script, which comes from the graph and asks the graph
+    alone."""
     headers = dict(_HEADERS)
     if posts:
         policy = headers["content-security-policy"]
@@ -82,14 +77,7 @@ def page(content: str, status: int = 200, *, posts: bool = False, script: bool =
 def home(
     prefix: str, nodes: Mapping[str, Node], default_agent: str | None, sites: Collection[str] = ()
 ) -> str:
-    """The page at the root of a graph: what runs, and where to go on.
-
-    Args:
-        prefix: of the application's routes; empty for the root.
-        nodes: the servers.
-        default_agent: agent of the rows that name none.
-        sites: names of the sites that packages add.
-    """
+    """The page at the root of a graph: what runs, and where to go on."""
     links = "".join(
         f'<li><a href="{_path(prefix, name)}">/{name}</a>: {what}</li>'
         for name, what in _LINKS.items()

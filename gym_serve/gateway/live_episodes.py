@@ -1,10 +1,4 @@
-"""``/episodes``: the episodes that run on a graph, and the last ones that have ended.
-
-| request | does |
-|---|---|
-| ``GET /episodes`` | which episodes run or wait, on all replicas, and which have ended lately |
-| ``GET /episodes/{id}`` | one of them, with its rollout so far |
-| ``DELETE /episodes/{id}`` | stops it: its rollout is the failure ``stopped``, which nothing tries again |
+"""``/episodes``: the episodes that run on a graph, and the last ones that have ended (docs/http.md).
 
 The replicas know their episodes (`gym_serve.servers.live`), and are asked when somebody looks. Each has some
 seconds to answer; one that does not is named, and holds up nobody. An id names the replica, so any gateway of
@@ -37,11 +31,7 @@ _FRESH_SECONDS = 0.5  # for which the list is remembered: many may look
 
 
 class LiveEpisodesOfGraph:
-    """All episodes of a graph.
-
-    Args:
-        processes: where they run.
-    """
+    """All episodes of a graph."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -49,15 +39,8 @@ class LiveEpisodesOfGraph:
         self._listed = 0.0
 
     async def answer(self, request: Request, path: str) -> Response:
-        """Answer a request.
-
-        Args:
-            request: the request.
-            path: its path below the graph's, which begins with ``episodes``.
-
-        Raises:
-            GymError: it is refused.
-        """
+        """Answer a request. ``path``: its path below the graph's, which begins with ``episodes``. Raises
+        GymError: it is refused."""
         _, _, id = path.partition("/")
         if not id:
             return wire.wrong_method(request, "GET") or wire.answer(Reply.of(await self.list()))
@@ -80,26 +63,13 @@ class LiveEpisodesOfGraph:
 
     async def look(self, id: str, known: str | None = None) -> JSON:
         """One episode: what it is doing, and under ``rollout`` what there is of it, with a ``version``.
-
-        Args:
-            id: its id.
-            known: a version that the caller has; that one is left out.
-
-        Raises:
-            NotFound: it is gone.
-            DeadlineExceeded: its replica does not answer.
-        """
+        Raises NotFound: it is gone; DeadlineExceeded: its replica does not answer."""
         found: JSON = (await self._tell(id, LOOK, known=known)).json()
         return {"id": id, **found}
 
     async def stop(self, id: str) -> JSON:
-        """Stop an episode.
-
-        Raises:
-            NotFound: it is gone.
-            Conflict: it has ended, or waits no more.
-            DeadlineExceeded: its replica does not answer.
-        """
+        """Stop an episode. Raises NotFound: it is gone; Conflict: it has ended, or waits no more;
+        DeadlineExceeded: its replica does not answer."""
         found: JSON = (await self._tell(id, STOP)).json()
         self._listed = 0.0
         return {"id": id, **found}

@@ -44,19 +44,8 @@ _DESCRIBE_SECONDS = 10.0
 
 
 class McpExchange:
-    """One request of an MCP client, and its answer.
-
-    Args:
-        server: name of the environment.
-        transport: to it.
-        session: the session that the request names, if any.
-        request_id: names the request in logs.
-        timeout: seconds that the client waits, None for no limit.
-        traceparent: the client's span, if it names one.
-
-    Attributes:
-        session: the session that the request belongs to, opened by it or not.
-    """
+    """One request of an MCP client, and its answer. ``timeout``: seconds that the client waits, None for no
+    limit. ``session``: the session that the request belongs to, opened by it or not."""
 
     def __init__(
         self,
@@ -77,12 +66,8 @@ class McpExchange:
         self._gone: GymError | None = None
 
     async def answer(self, request: Request, body: bytes) -> Response:
-        """Answer a ``POST`` with this body.
-
-        Raises:
-            SessionNotFound: the session that it names has ended; open another.
-            GymError: no session could be opened for the client.
-        """
+        """Answer a ``POST`` with this body. Raises SessionNotFound: the session that it names has ended; open
+        another; GymError: no session could be opened for the client."""
         opened = self.session is None and _begins(body)
         if opened:
             await self._open()
@@ -177,7 +162,6 @@ class McpExchange:
 
 
 def _begins(body: bytes) -> bool:
-    """Whether a request is the first of a handshake."""
     try:
         message = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -21,12 +21,8 @@ _GROUP = "gym_serve.pages"
 @dataclass(frozen=True)
 class Page:
     """A page that a package adds to every graph, as ``GET /{name}``: an entry point of ``gym_serve.pages``.
-
-    Attributes:
-        summary: one line for the API documentation.
-        response: JSON schema of the answer.
-        answer: makes the answer, any JSON value, from the request and the outlines of the servers by name.
-    """
+    ``summary``: one line for the API documentation; ``response``: JSON schema of the answer; ``answer``:
+    makes the answer, any JSON value, from the request and the outlines of the servers by name."""
 
     summary: str
     response: Mapping[str, Any]
@@ -36,11 +32,8 @@ class Page:
 @dataclass(frozen=True)
 class Site:
     """A site that a package adds to every graph, below ``/{name}/``: another entry point of that group.
-
-    Attributes:
-        answer: makes the answer, from the request, its path below the site, and the graph's episodes. It may
-            raise a `GymError`.
-    """
+    ``answer``: makes the answer, from the request, its path below the site, and the graph's episodes. It may
+    raise a `GymError`."""
 
     answer: Callable[[Request, str, LiveEpisodesOfGraph], Awaitable[Response]]
 

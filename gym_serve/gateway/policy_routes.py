@@ -1,12 +1,4 @@
-"""``/{model}/policy/...``: how a trainer that reaches a graph over HTTP steers its policy.
-
-| request | does |
-|---|---|
-| ``POST /{model}/policy/pause`` | holds the calls of the model |
-| ``POST /{model}/policy/resume`` | lets them begin again |
-| ``GET /{model}/policy/version`` | the version of its weights |
-| ``POST /{model}/policy/version`` | tells the version of weights that are there |
-| ``POST /{model}/policy/endpoints`` | points the model at other endpoints |
+"""``/{model}/policy/...``: how a trainer that reaches a graph over HTTP steers its policy (docs/http.md).
 
 Whoever may send them decides where the graph sends its prompts and its key. So a graph without a token
 refuses those that change something. So does a graph without Ray, whose trainer is its own process.
@@ -40,7 +32,7 @@ _FORM = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class PauseBody(BaseModel):
-    """The body of ``/policy/pause``; see `Gym.pause`."""
+    """The body of ``/policy/pause``; see `Policy.pause`."""
 
     model_config = _FORM
 
@@ -57,7 +49,7 @@ class VersionBody(BaseModel):
 
 
 class EndpointsBody(BaseModel):
-    """The body of ``/policy/endpoints``; see `Gym.set_model_endpoints`."""
+    """The body of ``/policy/endpoints``; see `Policy.set_endpoints`."""
 
     model_config = _FORM
 
@@ -100,10 +92,6 @@ async def steer(
     """Answer a request.
 
     Args:
-        request: the request.
-        model, op: the model server, and the operation.
-        transport: reaches the model.
-        host: where the graph runs.
         settings: those of the model, as ``/graph`` shows them.
         secured: whether the graph has a token.
         limit: the most bytes of a body.

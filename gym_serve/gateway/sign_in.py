@@ -3,12 +3,7 @@
 A page that is asked for without a token is answered with a form, under the same address and with 401. It
 posts the token to ``/sign-in``, which answers with a pass (`gym_serve.gateway.access`) in a cookie and leads
 back to the page. The token is in no address and in no log, and no script sees it or the pass.
-
-| request | does |
-|---|---|
-| ``GET /sign-in`` | the form |
-| ``POST /sign-in`` | takes the form: ``token``, and ``next``, the page below the graph's root to go on with |
-| ``DELETE /sign-in`` | takes the pass back from this browser |
+``next`` of the form is that page, below the graph's root; ``DELETE`` takes the pass back from this browser.
 """
 
 from __future__ import annotations
@@ -46,13 +41,7 @@ def wants_form(request: Request) -> bool:
 
 
 def form(root: str, page: str, error: GymError | None = None) -> HTMLResponse:
-    """The page that asks for the token.
-
-    Args:
-        root: path of the graph; empty for the root.
-        page: the page below it to go on with.
-        error: why the last try failed.
-    """
+    """The page that asks for the token."""
     title = html.escape(root.strip("/") or "gym_serve")
     page = page if _PAGE.fullmatch(page) else ""
     told = "" if error is None else f"<p role=alert>{html.escape(error.message)}.</p>"
@@ -69,12 +58,8 @@ def form(root: str, page: str, error: GymError | None = None) -> HTMLResponse:
 
 
 async def answer(request: Request, root: str, access: Access) -> Response:
-    """Answer a request for ``/sign-in``.
-
-    Raises:
-        TooLarge, BadRequest: the form is none.
-        Overloaded: the client guesses tokens.
-    """
+    """Answer a request for ``/sign-in``. Raises TooLarge, BadRequest: the form is none; Overloaded: the
+    client guesses tokens."""
     path = f"{quote(root)}/"
     if request.method == "DELETE":
         response: Response = Response(status_code=204)

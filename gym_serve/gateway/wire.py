@@ -9,19 +9,8 @@ and is part of the path because harnesses set no headers.
 Bodies pass through as bytes. They are decoded only if the answer depends on their content: a request for a
 stream, and a verdict that overrides keys of its row.
 
-Request headers, beside the body:
-
-| header | meaning |
-|---|---|
-| ``x-request-id`` | names the request in logs; Serve's proxy makes one up, and echoes it |
-| ``x-request-timeout`` | seconds that the client waits; then the call is cancelled: 504 |
-| ``x-session-id``, or the cookie ``gym_session`` | session with an environment |
-| ``x-session-affinity`` | key of an episode; its model calls go to one replica |
-| ``traceparent`` | the client's span, of which the call's spans are children |
-| ``x-gym-notes`` | 1: notes of the reply follow the body (`gym_serve.transports.http_notes`) |
-
-Serve has a deadline of its own (``x-request-timeout-seconds``), which its proxy answers with 408
-and plain text; the one here is answered like every other failure.
+The request headers are in docs/http.md. Serve has a deadline of its own (``x-request-timeout-seconds``),
+which its proxy answers with 408 and plain text; ``x-request-timeout`` is answered like every other failure.
 """
 
 from __future__ import annotations
@@ -167,11 +156,8 @@ async def body_of(request: Request, limit: int) -> bytes:
 
 
 def timeout_of(request: Request) -> float | None:
-    """Seconds that the client waits; None for no limit.
-
-    Raises:
-        BadRequest: the header is not a positive number.
-    """
+    """Seconds that the client waits; None for no limit. Raises BadRequest: the header is not a positive
+    number."""
     given = request.headers.get("x-request-timeout")
     if given is None:
         return None
@@ -195,16 +181,8 @@ def session_of(request: Request, other: str | None = None) -> str | None:
 
 
 def known_agent(name: object, agents: Sequence[str]) -> str:
-    """The agent of a row.
-
-    Args:
-        name: as the row says it, else the default agent; None for none.
-        agents: those of the graph.
-
-    Raises:
-        InvalidRequest: nothing names it.
-        NotFound: there is no such agent.
-    """
+    """The agent of a row. ``name``: as the row says it, else the default agent; None for none. Raises
+    InvalidRequest: nothing names it; NotFound: there is no such agent."""
     if name is None:
         named = ", ".join(agents) or "none"
         raise InvalidRequest(f"`agent_ref` is missing, and there is no default agent; agents: {named}")
@@ -258,12 +236,7 @@ def _may_stand_in(key: str, request: bytes) -> bool:
 
 
 def answer(reply: Reply, request: Request | None = None) -> Response:
-    """The reply, unchanged: a model reads the error of a tool, so nothing is added to its body.
-
-    Args:
-        reply: the reply.
-        request: what it answers, where that may ask for the reply's notes.
-    """
+    """The reply, unchanged: a model reads the error of a tool, so nothing is added to its body."""
     if request is not None and request.headers.get(HEADER) == ASKED:
         content, headers = with_notes(reply)
         response = Response(content, reply.status, headers, media_type=_MEDIA_TYPE)
@@ -327,29 +300,31 @@ async def open_stream(transport: Transport, call: Call) -> StreamingResponse:
     except BaseException:
         await events.aclose()
         raise
-    return _Stream(call.op, first, events)
+    return ClosingStream(_chunks(call.op, first, events), events, "text/event-stream")
 
 
-class _Stream(StreamingResponse):
-    def __init__(self, op: str, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(self._chunks(), media_type="text/event-stream", headers=_STREAM_HEADERS)
-        self._op = op
-        self._first = first
-        self._events = events
+class ClosingStream(StreamingResponse):
+    """A stream, of which nothing runs any more once the response has ended, however."""
+
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], source: AsyncGenerator[bytes, None], media_type: str
+    ) -> None:
+        super().__init__(content, media_type=media_type, headers=_STREAM_HEADERS)
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()
+            await self._source.aclose()
 
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        yield self._first
-        try:
-            async for chunk in self._events:
-                yield chunk
-        except GymError as error:
-            yield error_event(self._op, error)
-        except Exception as error:
-            failure = GymError(f"the stream of {self._op} failed: {type(error).__name__}: {error}")
-            yield error_event(self._op, failure)
+
+async def _chunks(op: str, first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    try:
+        async for chunk in events:
+            yield chunk
+    except GymError as error:
+        yield error_event(op, error)
+    except Exception as error:
+        yield error_event(op, GymError(f"the stream of {op} failed: {type(error).__name__}: {error}"))

@@ -51,11 +51,8 @@ def type_name(type_: object) -> str:
 
 
 def find_class(kind: Kind, type_: object) -> type[Server]:
-    """The class of a server in a section: ``type_`` is a short name, an import path, or the class.
-
-    Raises:
-        GraphError: there is none, it cannot be imported, or it is of another kind.
-    """
+    """The class of a server in a section: ``type_`` is a short name, an import path, or the class. Raises
+    GraphError: there is none, it cannot be imported, or it is of another kind."""
     if isinstance(type_, type):
         found: Any = type_
     elif not isinstance(type_, str):

@@ -28,11 +28,8 @@ class _Variable(NamedTuple):
 
 
 def environment(base_dir: Path) -> dict[str, str]:
-    """Variables of this process, over those of ``.env`` in ``base_dir``, over ``.env`` here.
-
-    Raises:
-        GraphError: a ``.env`` file that cannot be read.
-    """
+    """Variables of this process, over those of ``.env`` in ``base_dir``, over ``.env`` here. Raises
+    GraphError: a ``.env`` file that cannot be read."""
     variables: dict[str, str] = {}
     for file in dict.fromkeys((Path.cwd() / ".env", base_dir / ".env")):
         if not file.is_file():
@@ -46,11 +43,7 @@ def environment(base_dir: Path) -> dict[str, str]:
 
 
 class Variables:
-    """Replaces variables by their values, and keeps the problems of those that have none.
-
-    Args:
-        env: values by name.
-    """
+    """Replaces variables by their values, and keeps the problems of those that have none."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env

@@ -31,14 +31,9 @@ _DEFAULT = "default"  # Serve's own name for an application without one
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A graph as it was read.
-
-    Attributes:
-        name: name of its application.
-        route_prefix: HTTP path of the application, ``/`` by default.
-        spec: the graph, with what it extends and all overrides in place.
-        path: the file, if it came from one.
-    """
+    """A graph as it was read. ``name``: name of its application; ``route_prefix``: HTTP path of the
+    application, ``/`` by default; ``spec``: the graph, with what it extends and all overrides in place;
+    ``path``: the file, if it came from one."""
 
     name: str
     route_prefix: str
@@ -88,11 +83,8 @@ def load_graph(
 
 
 def graph_names(path: Path) -> list[str]:
-    """Names of the graphs in a file, in its order: what `load_graph` takes as ``application``.
-
-    Raises:
-        GraphError: the file cannot be read, or holds no graph.
-    """
+    """Names of the graphs in a file, in its order: what `load_graph` takes as ``application``. Raises
+    GraphError: the file cannot be read, or holds no graph."""
     path = graph_file(path)
     try:
         return list(_graphs(read_yaml(path)))
@@ -101,11 +93,8 @@ def graph_names(path: Path) -> list[str]:
 
 
 def extended(args: Mapping[str, Any], base_dir: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
-    """A graph merged over the file that it ``extends``, relative to ``base_dir``, and that one's own.
-
-    Raises:
-        GraphError: a file cannot be read, holds no graph, or extends itself.
-    """
+    """A graph merged over the file that it ``extends``, relative to ``base_dir``, and that one's own. Raises
+    GraphError: a file cannot be read, holds no graph, or extends itself."""
     own = dict(args)
     extends = own.pop("extends", None)
     if extends is None:
@@ -223,11 +212,7 @@ def _set(args: dict[str, Any], keys: list[str], value: Any) -> str | None:
 
 
 def read_yaml(path: Path) -> Any:
-    """The value of a YAML file.
-
-    Raises:
-        GraphError: the file cannot be read, or is not strict YAML.
-    """
+    """The value of a YAML file. Raises GraphError: the file cannot be read, or is not strict YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -241,11 +226,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of YAML text.
-
-    Raises:
-        GraphError: it is not YAML, a key is repeated, or a node contains itself.
-    """
+    """The value of YAML text. Raises GraphError: it is not YAML, a key is repeated, or a node contains
+    itself."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()

@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from gym_serve.graph.classes import (
     Problem,
@@ -66,7 +75,14 @@ _NO = ("", "false", "no", "off", "0")
 _A: dict[Kind, str] = {"model": "a model", "resources": "an environment", "agent": "an agent"}
 _BOOLEAN = TypeAdapter(bool)
 _O = TypeVar("_O", bound=BaseModel)
-_SHARE = TypeAdapter(Annotated[float, Field(ge=0, le=1)] | None)
+_T = TypeVar("_T")
+
+
+def _no_boolean(value: Any) -> Any:
+    return "a boolean" if isinstance(value, bool) else value
+
+
+_SHARE: TypeAdapter[float] = TypeAdapter(Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, le=1)])
 
 
 def resolve(
@@ -115,7 +131,6 @@ class _GraphReader:
         self._kinds: dict[str, Kind] = {}  # of every name, also of servers that are too broken to be read
 
     def read(self) -> Graph:
-        """The graph, as far as it has no problems."""
         names = list(GraphSpec.model_fields)
         self.problems += [
             (key, f"unknown key{nearest(key, names)}") for key in self._content if key not in names
@@ -129,10 +144,10 @@ class _GraphReader:
             {name: server.node for name, server in self._servers.items()},
             default_agent=self._default_agent(),
             auth_tokens=self._auth_tokens(),
-            insecure=self._insecure(),
-            gateway=self._gateway(),
-            tracing=self._tracing(),
-            logs=self._logs(),
+            insecure=self._valid("insecure", _BOOLEAN, "true or false") or False,
+            gateway=self._options("gateway", GatewayOptions, "Serve options"),
+            tracing=self._valid("tracing", _SHARE, "a share of the rollouts from 0 to 1"),
+            logs=self._options("logs", LogOptions, "options of the log"),
         )
 
     def _read_section(self, section: str) -> None:
@@ -229,27 +244,13 @@ class _GraphReader:
                 self.problems.append((path, message))
         return tuple(tokens)
 
-    def _insecure(self) -> bool:
-        value = self._filled(self._content.get("insecure"), "insecure")
+    def _valid(self, key: str, kind: TypeAdapter[_T], wanted: str) -> _T | None:
+        value = self._filled(self._content.get(key), key)
         try:
-            return value is not None and _BOOLEAN.validate_python(value)
+            return None if value is None else kind.validate_python(value)
         except ValidationError:
-            self.problems.append(("insecure", f"must be true or false, got {value!r}"))
-            return False
-
-    def _tracing(self) -> float | None:
-        value = self._filled(self._content.get("tracing"), "tracing")
-        try:
-            return _SHARE.validate_python(value if not isinstance(value, bool) else "a boolean")
-        except ValidationError:
-            self.problems.append(("tracing", f"must be a share of the rollouts from 0 to 1, got {value!r}"))
+            self.problems.append((key, f"must be {wanted}, got {value!r}"))
             return None
-
-    def _gateway(self) -> GatewayOptions:
-        return self._options("gateway", GatewayOptions, "Serve options")
-
-    def _logs(self) -> LogOptions:
-        return self._options("logs", LogOptions, "options of the log")
 
     def _options(self, key: str, cls: type[_O], what: str) -> _O:
         given = self._filled(self._content.get(key), key) or {}
@@ -291,11 +292,6 @@ class _ServerReader:
         return join(self.path, self._branch, setting) if is_of_branch else join(self.path, setting)
 
     def read(self, value: Any, variables: Variables, *, literal_secrets: bool) -> bool:
-        """Read the server.
-
-        Returns:
-            whether it is in the graph, if broken: false for one whose branch is missing.
-        """
         if not isinstance(value, Mapping):
             self.problems.append((self.path, f"must be a mapping with a `type`, got {word_for(value)}"))
             return True

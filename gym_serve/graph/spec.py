@@ -262,11 +262,7 @@ class Node:
     unavailable_tools: UnavailableTools = "fail"
 
     def connected(self, client: Callable[[str], Any]) -> dict[str, Any]:
-        """`settings`, with each name of a referenced server replaced by a client.
-
-        Args:
-            client: makes the client of a server, by its name; called once per reference.
-        """
+        """`settings`, with each name of a referenced server replaced by a client."""
         settings = dict(self.settings)
         for setting in dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in self.references):
             value = settings[setting]

@@ -30,7 +30,7 @@ from uuid import uuid4
 
 import msgspec
 
-from gym_serve.client.gym import Gym
+from gym_serve.client.gym import AsyncGym, Gym
 from gym_serve.interop.export.traces import verifiers_episode
 from gym_serve.training.episodes import endpoints_of
 from gym_serve.training.rollout import Rollout
@@ -159,12 +159,12 @@ class EnvServer:
         if sampling:
             row["extra_body"] = {**(row.get("extra_body") or {}), **sampling}
         try:
-            (rollout,) = await self._gym.arun(
+            (rollout,) = await AsyncGym.of(self._gym).run(
                 [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
             )
         except WaitTooLong as error:  # prime-rl decides about what fails; one rollout does not end its run
             rollout = rows.Rollout(failed_rollout(with_prompt(row), error))
-        if rollout.failure is None and await self._gym.compares(rollout):
+        if rollout.failure is None and await AsyncGym.of(self._gym).compares(rollout):
             single = "and prime-rl asks for single ones"
             raise InvalidRequest(f"the environment rewards groups of rollouts, {single}")
         episode = verifiers_episode(Rollout.read(dict(rollout)))

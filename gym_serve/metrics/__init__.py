@@ -5,14 +5,6 @@
         aggregator.add(rollout)
     metrics = aggregator.result()      # the shape of POST /aggregate_metrics
 
-- `MetricSpec`, `Score`, `Breakdown`: declare an environment's metrics, as data.
-- `Aggregator`: the metrics of a stream of rollouts; a million of them fit in memory.
-- `aggregate_metrics`: the metrics of a list, as ``POST /aggregate_metrics`` returns them.
-- `pass_majority_metrics`, `pass_at_k`: the scores alone, of rollouts grouped by task.
-- `select_key_metrics`: selects the headline metrics.
-- `summarize`, `SummaryRow`, `SUMMARY_COLUMNS`: the table printed after a run.
-- `failure_class`, `Coverage`: whether a rollout has a score, and how many of those asked for have one.
-
 Averages of scores are percentages, 0 to 100 (for scores from 0 to 1); statistics of fields
 are in the field's own unit. Names and definitions are NeMo Gym's (docs/formats.md, Metrics), but for the
 summary's (`gym_serve.metrics.summary`).

@@ -48,11 +48,7 @@ class Coverage(NamedTuple):
 
 
 class Aggregator:
-    """Accumulates rollouts of one agent or environment; `result` may be asked for at any time.
-
-    Args:
-        spec: the environment's metrics.
-    """
+    """Accumulates rollouts of one agent or environment; `result` may be asked for at any time."""
 
     def __init__(self, spec: MetricSpec = STATISTICS_ONLY) -> None:
         self.spec = spec
@@ -61,14 +57,8 @@ class Aggregator:
         self._store = RecordStore()
 
     def add(self, rollout: Mapping[str, Any]) -> None:
-        """Add one rollout, scored or failed; no reference to it is kept.
-
-        Args:
-            rollout: a line of the output JSONL, with its task and rollout index.
-
-        Raises:
-            InvalidRequest: an index is missing or not an integer.
-        """
+        """Add one rollout, scored or failed; no reference to it is kept. Raises InvalidRequest: an index is
+        missing or not an integer."""
         task, index = read_index(rollout, TASK_INDEX), read_index(rollout, ROLLOUT_INDEX)
         failure = failure_class(rollout)
         if failure is not None:
@@ -78,11 +68,8 @@ class Aggregator:
             self._store.append(task, read_record(rollout, index, self.spec))
 
     def groups(self, failures: Failures = "mask") -> Groups:
-        """The tasks that have a score, as they are now; rebuilt one by one on iteration.
-
-        Args:
-            failures: ``zero`` counts each failed rollout as a reward of 0.
-        """
+        """The tasks that have a score, as they are now; rebuilt one by one on iteration. ``failures``:
+        ``zero`` counts each failed rollout as a reward of 0."""
         return _StoredGroups(self._store, zero=failures == "zero")
 
     def coverage(self) -> Coverage:
@@ -112,13 +99,7 @@ class Aggregator:
 
 
 class _StoredGroups:
-    """A view of the store by task, made for one snapshot of it.
-
-    Args:
-        store: the records.
-        zero: take failed rollouts, too, each with a reward of 0.
-        empty: take tasks without any rollout to take, too.
-    """
+    """A view of the store by task, made for one snapshot of it."""
 
     def __init__(self, store: RecordStore, *, zero: bool, empty: bool = False) -> None:
         self._store = store
@@ -162,7 +143,6 @@ def aggregate_metrics(
     Args:
         verify_responses: rollouts; ``_ng_task_index`` defaults to 0 and ``_ng_rollout_index`` to
             the rollout's place among those of its task.
-        spec: the environment's metrics.
 
     Returns:
         ``group_level_metrics``, ``agent_metrics`` and ``key_metrics`` as in NeMo Gym. gym_serve
@@ -201,11 +181,8 @@ def aggregate_metrics(
 
 def scored_rollouts(body: Any) -> list[dict[str, Any]]:
     """The rollouts with a score in a body of ``POST /aggregate_metrics``: all that an environment's own
-    aggregation gets, which knows nothing of failures.
-
-    Raises:
-        InvalidRequest: the body has no list of rollouts.
-    """
+    aggregation gets, which knows nothing of failures. Raises InvalidRequest: the body has no list of
+    rollouts."""
     rollouts = body.get("verify_responses") if isinstance(body, Mapping) else None
     if not isinstance(rollouts, list):
         raise InvalidRequest("`verify_responses` must be a list of verified rollouts")
@@ -213,16 +190,10 @@ def scored_rollouts(body: Any) -> list[dict[str, Any]]:
 
 
 def pass_majority_metrics(tasks: Sequence[Sequence[Mapping[str, Any]]], spec: MetricSpec) -> dict[str, Any]:
-    """pass@k, pass@1[avg-of-k], majority@k and their spread alone, for rollouts grouped by task.
+    """pass@k, pass@1[avg-of-k], majority@k and their spread alone, in percent, for rollouts grouped by task.
 
-    Args:
-        tasks: the scored rollouts of each task. A task without any counts as one without an
-            answer in majority@k, so leave out failed rollouts together with their empty task.
-        spec: the scores, and the field of the answer.
-
-    Returns:
-        Percentages by key, with ``per_sample_aggregate``; empty for no tasks.
-    """
+    A task without any rollout counts as one without an answer in majority@k, so leave out failed rollouts
+    together with their empty task."""
     groups = [
         Group(
             task,

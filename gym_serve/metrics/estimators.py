@@ -38,12 +38,8 @@ from typing import Any
 
 
 def describe(columns: Mapping[str, Sequence[float]], num_rollouts: int) -> dict[str, float]:
-    """Statistics keyed ``{statistic}/{field}``.
-
-    Args:
-        columns: each field's values over the rollouts that have it; none is empty.
-        num_rollouts: how many rollouts the columns were read from.
-    """
+    """Statistics keyed ``{statistic}/{field}``. ``num_rollouts``: how many rollouts the columns were read
+    from."""
     stats: dict[str, float] = {}
     for name, values in columns.items():
         stats[f"mean/{name}"] = math.fsum(values) / len(values)
@@ -105,13 +101,9 @@ def average_curve(scores: Sequence[float | None], max_k: int) -> list[float | No
 
 
 def majority_curve(votes: Sequence[tuple[Hashable, float | None]], max_k: int) -> list[float]:
-    """Score of the most common answer among the first k rollouts, 0 where none answered.
-
-    Args:
-        votes: each rollout's answer (None: no answer) and score. A vote is the pair: the same
-            answer scored in two ways counts as two candidates, and ties are averaged.
-        max_k: length of the curve; past the last rollout it stays level.
-    """
+    """Score of the most common answer among the first k rollouts, 0 where none answered. ``votes``: each
+    rollout's answer (None: no answer) and score. A vote is the pair: the same answer scored in two ways
+    counts as two candidates, and ties are averaged."""
     curve: list[float] = []
     counts: Counter[tuple[Hashable, float]] = Counter()
     most, tied = 0, [0.0]
@@ -149,11 +141,8 @@ SEED = 0
 
 
 class Clusters:
-    """Which cluster each task is in, and the bootstrap's draws, shared by a report's figures.
-
-    Args:
-        num_tasks: how many tasks there are; they are known by their positions 0..num_tasks-1.
-    """
+    """Which cluster each task is in, and the bootstrap's draws, shared by a report's figures. ``num_tasks``:
+    how many tasks there are; they are known by their positions 0..num_tasks-1."""
 
     def __init__(self, num_tasks: int) -> None:
         self.size = min(num_tasks, MAX_CLUSTERS)
@@ -176,12 +165,8 @@ class Clusters:
         ]
 
     def interval(self, numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float]:
-        """The 2.5% and 97.5% quantiles of ``sum(numerators) / sum(denominators)`` over the draws.
-
-        Args:
-            numerators: one sum for each cluster.
-            denominators: likewise; not all zero. A draw of clusters without any is left out.
-        """
+        """The 2.5% and 97.5% quantiles of ``sum(numerators) / sum(denominators)`` over the draws. There is
+        one of both for each cluster; a draw whose denominators are all 0 is left out."""
         ratios = {n / d for n, d in zip(numerators, denominators, strict=True) if d}
         if len(ratios) == 1:
             only = ratios.pop()
@@ -200,12 +185,7 @@ Z = statistics.NormalDist().inv_cdf(0.975)
 
 
 def wilson(share: float, size: float) -> tuple[float, float]:
-    """Wilson's 95% interval of a share from 0 to 1.
-
-    Args:
-        share: the share found.
-        size: in how many independent trials; more than 0.
-    """
+    """Wilson's 95% interval of a share from 0 to 1. ``size``: in how many independent trials; more than 0."""
     shrink = 1 + Z * Z / size
     centre = (share + Z * Z / (2 * size)) / shrink
     half = Z * math.sqrt(share * (1 - share) / size + (Z / (2 * size)) ** 2) / shrink
@@ -213,13 +193,8 @@ def wilson(share: float, size: float) -> tuple[float, float]:
 
 
 class Figure:
-    """One average over tasks, accumulated by cluster.
-
-    Args:
-        clusters: the clusters of the report's tasks.
-        scale: 100 for a percentage.
-        binary: whether every value of a rollout is 0 or 1, so that the average is a share.
-    """
+    """One average over tasks, accumulated by cluster. ``scale``: 100 for a percentage; ``binary``: whether
+    every value of a rollout is 0 or 1, so that the average is a share."""
 
     __slots__ = (
         *("_binary", "_clusters", "_denominators", "_numerators", "_products", "_rollouts", "_scale"),
@@ -237,13 +212,8 @@ class Figure:
         self.num_tasks = 0
 
     def add(self, cluster: int, total: float, count: float = 1.0, rollouts: int = 1) -> None:
-        """Add one task.
-
-        Args:
-            cluster: its cluster.
-            total, count: the sum of its values and how many they are (at least one).
-            rollouts: from how many rollouts they come.
-        """
+        """Add one task. ``total``/``count``: the sum of its values and how many they are (at least one);
+        ``rollouts``: from how many rollouts they come."""
         self._numerators[cluster] += total
         self._denominators[cluster] += count
         squares, mixed, counts = self._products

@@ -1,14 +1,11 @@
 """What metrics are computed from: the spec of an environment, and the few facts kept of each rollout.
 
-- `MetricSpec` declares an environment's metrics as data, so that a collector can aggregate a million
-  rollouts as a stream and needs nothing else of the environment.
-- `read_record` reads those facts from a rollout's JSON. Numbers are finite, and small enough that their
-  squares and sums stay finite (one NaN would swallow every mean it enters: it counts as missing). Booleans
-  are 0 and 1. A failed rollout has no score, rather than a score of 0. The verifier's own fields are not
-  trusted: a value of an unexpected type counts as missing and never raises.
-- `RecordStore` keeps the records in about 8 bytes a number. All numbers are in one flat array; a rollout is
-  a slice of it, whose names are one of a few schemas, because rollouts of one environment have the same
-  fields, give or take an optional one. Equal answers and labels are stored once.
+Numbers are finite, and small enough that their squares and sums stay finite (one NaN would swallow every mean
+it enters: it counts as missing). Booleans are 0 and 1. A failed rollout has no score, rather than a score of
+0. The verifier's own fields are not trusted: a value of an unexpected type counts as missing.
+
+`RecordStore` keeps the records of a million rollouts in about 8 bytes a number: all numbers are in one flat
+array, and a rollout is a slice of it, whose names are one of a few schemas.
 """
 
 from __future__ import annotations
@@ -128,11 +125,8 @@ def _labels(rollout: Mapping[str, Any], spec: MetricSpec) -> tuple[str | None, .
 
 
 def read_index(rollout: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """The task or rollout index of a rollout.
-
-    Raises:
-        InvalidRequest: it is not a 64-bit integer, or is missing and has no ``default``.
-    """
+    """The task or rollout index of a rollout. Raises InvalidRequest: it is not a 64-bit integer, or is
+    missing and has no ``default``."""
     value = rollout.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         raise InvalidRequest(f"`{key}` must be a 64-bit integer, got a {type(value).__name__}")
@@ -208,7 +202,6 @@ class RecordStore:
         self._labels: _Interned[tuple[str | None, ...]] = _Interned()
 
     def append(self, task: int, record: RolloutRecord) -> None:
-        """Store ``record`` as a rollout of ``task``."""
         self.tasks.append(task)
         self.indices.append(record.index)
         self.scored.append(record.scored)

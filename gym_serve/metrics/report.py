@@ -44,7 +44,6 @@ class ScoreShape:
         self.max_k = 0
 
     def see(self, rollouts: Sequence[RolloutRecord]) -> None:
-        """Take one task's rollouts into account."""
         self.max_k = max(self.max_k, len(rollouts))
         for rollout in rollouts:
             self.names.update(rollout.scores)
@@ -52,13 +51,8 @@ class ScoreShape:
 
 
 class ScoreMetrics:
-    """Accumulates tasks one by one, and holds nothing of them.
-
-    Args:
-        shape: made from the same tasks beforehand.
-        clusters: clusters of the tasks, for the confidence intervals.
-        spec: whether there is an answer to vote on, and whether to add ``avg_sample_std_dev``.
-    """
+    """Accumulates tasks one by one, and holds nothing of them. ``spec``: whether there is an answer to vote
+    on, and whether to add ``avg_sample_std_dev``."""
 
     def __init__(self, shape: ScoreShape, clusters: Clusters, spec: MetricSpec) -> None:
         self._max_k = shape.max_k
@@ -162,13 +156,8 @@ def group_metrics(group: Group) -> Metrics:
 
 
 def overall_metrics(groups: Groups, spec: MetricSpec) -> dict[str, Metrics]:
-    """``agent_metrics``, ``key_metrics`` and ``confidence`` of all tasks together.
-
-    Args:
-        groups: each with a rollout at least (a task whose rollouts all failed has no score,
-            rather than a score of 0).
-        spec: the environment's metrics.
-    """
+    """``agent_metrics``, ``key_metrics`` and ``confidence`` of all tasks together. ``groups``: each with a
+    rollout at least (a task whose rollouts all failed has no score, rather than a score of 0)."""
     clusters = Clusters(len(groups))
     agent_metrics, confidence = _field_metrics(groups, spec, clusters)
     if spec.scores or spec.answer is not None:
@@ -264,7 +253,6 @@ def select_key_metrics(agent_metrics: Mapping[str, Any], patterns: Iterable[str]
     """The metrics whose keys match a pattern, in the order of the patterns.
 
     Args:
-        agent_metrics: all metrics by key.
         patterns: keys in which ``*`` stands for any text and ``{k}`` for a number. Of the keys
             that match a pattern with ``{k}``, those with the highest k count: for each subset by
             itself where the pattern starts with ``*/``. Such a pattern never takes the spread of

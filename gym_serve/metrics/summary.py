@@ -57,7 +57,6 @@ class SummaryRow:
     """Attempts without a score."""
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, under `SUMMARY_COLUMNS`."""
         pass_at_k = "-" if self.pass_at_k is None else f"{self.pass_at_k:.1f} (k={self.k})"
         return (
             self.name,
@@ -82,13 +81,8 @@ def summarize(
     asked: Mapping[str, int] | None = None,
     failures: Failures = "mask",
 ) -> list[SummaryRow]:
-    """One row for each aggregator, in the mapping's order.
-
-    Args:
-        aggregators: the rollouts, by name.
-        asked: how many rollouts were asked for, where that is known; else those that have ended count.
-        failures: what a failed rollout counts as.
-    """
+    """One row for each aggregator, in the mapping's order. ``asked``: how many rollouts were asked for, where
+    that is known; else those that have ended count."""
     known = asked or {}
     return [_summarize(name, one, known.get(name, 0), failures) for name, one in aggregators.items()]
 
@@ -130,13 +124,8 @@ def mean_of(rows: Sequence[SummaryRow]) -> float | None:
 
 
 def mean_over_tasks(values: list[list[float]], *, binary: bool, scale: float = 1.0) -> Figure:
-    """The mean over tasks of the mean of each.
-
-    Args:
-        values: of each task, those of its rollouts; none is empty.
-        binary: whether all values are 0 or 1.
-        scale: see `Figure`.
-    """
+    """The mean over tasks of the mean of each. ``binary``: whether all values are 0 or 1; ``scale``: see
+    `Figure`."""
     clusters = Clusters(len(values))
     figure = Figure(clusters, scale, binary=binary)
     for position, of_task in enumerate(values):

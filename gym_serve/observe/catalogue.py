@@ -16,38 +16,6 @@ from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, 
 from gym_serve.types.errors import STAGES
 from gym_serve.types.protocols import tokens_of
 
-__all__ = [
-    "ANSWERS",
-    "CALLS",
-    "CALLS_QUEUED",
-    "CALLS_RUNNING",
-    "CALL_SECONDS",
-    "CPU_SECONDS",
-    "DRIVER_IN_FLIGHT",
-    "ENDPOINT_UP",
-    "ENDPOINT_WAIT",
-    "FAILURES",
-    "JUDGE_CALLS",
-    "METRICS",
-    "MODEL_RETRIES",
-    "POLICY_VERSION",
-    "ROLLOUTS",
-    "ROLLOUT_REWARD",
-    "ROLLOUT_SECONDS",
-    "ROLLOUT_TURNS",
-    "SANDBOX_RUNNING",
-    "SESSIONS",
-    "SESSIONS_LOST",
-    "STALENESS",
-    "TIME_TO_FIRST_TOKEN",
-    "TOKENS",
-    "TOOL_CALLS",
-    "VERIFY_SECONDS",
-    "WEIGHTS_UPDATE_SECONDS",
-    "RolloutMeter",
-    "TokenMeter",
-]
-
 _Labels = tuple[str, ...]
 
 
@@ -165,11 +133,7 @@ METRICS: tuple[Metric, ...] = tuple(
 
 
 class TokenMeter:
-    """Counts the tokens of one model.
-
-    Args:
-        model: name of the model server.
-    """
+    """Counts the tokens of one model."""
 
     def __init__(self, model: str) -> None:
         self._cells = tuple(TOKENS.cell(model, kind) for kind in ("input", "cached", "output"))
@@ -188,12 +152,7 @@ class TokenMeter:
 
 
 class RolloutMeter:
-    """Counts the rollouts of one agent.
-
-    Args:
-        agent: name of the agent.
-        environment: name of the environment whose sessions its rollouts have.
-    """
+    """Counts the rollouts of one agent."""
 
     def __init__(self, agent: str, environment: str) -> None:
         self._agent = agent
@@ -203,12 +162,7 @@ class RolloutMeter:
         self._add_seconds = ROLLOUT_SECONDS.values(agent).add
 
     def record(self, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
-        """Count a rollout that the agent has made.
-
-        Args:
-            rollout: None where its episode was cancelled.
-            turns: its model calls.
-        """
+        """Count a rollout that the agent has made. ``rollout``: None where its episode was cancelled."""
         self._add_turns(turns)
         self._add_seconds(seconds)
         if rollout is None:

@@ -61,7 +61,6 @@ class CallMeter:
     """Counts the calls of one operation of a server, and their CPU time.
 
     Args:
-        server: the server whose calls they are.
         op: the operation, or ``unknown``.
 
     Attributes:
@@ -110,13 +109,6 @@ class _Measured(NamedTuple):
 
 
 class _Timed(Generic[T]):
-    """Awaits a coroutine, and times its turns.
-
-    Args:
-        work: the coroutine.
-        measure: what counts it; None only to leave it out of the call around it.
-    """
-
     __slots__ = ("_measure", "_work")
 
     def __init__(self, work: Coroutine[Any, Any, T], measure: _Measured | None) -> None:
@@ -170,18 +162,13 @@ def measured_in_thread(work: Callable[[], T]) -> T:
 
 
 class OtherCpu:
-    """Counts what this process uses from now on outside of its calls.
-
-    Args:
-        server: the server that it belongs to.
-    """
+    """Counts what this process uses from now on outside of its calls."""
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._begun = time.process_time()
 
     def refresh(self) -> None:
-        """Bring the stage ``other`` up to date."""
         points = [(point.labels, point.value) for point in CPU_SECONDS.points()]
         used = time.process_time() - self._begun
         rest = used - sum(value for _, value in points)

@@ -58,7 +58,6 @@ def admits(*kind: str, now: float | None = None) -> str | None:
     """Whether a fault of this kind may be logged: the first 5 a minute.
 
     Args:
-        kind: what makes it one of its kind, of which there are few.
         now: the time, in seconds of the monotonic clock.
 
     Returns:
@@ -81,15 +80,8 @@ def admits(*kind: str, now: float | None = None) -> str | None:
 def fault(
     server: str | None, kind: str, message: str, level: int = logging.WARNING, rollout: str | None = None
 ) -> None:
-    """Log a fault, unless there were too many of its kind lately.
-
-    Args:
-        server: where it happened; None for the server of the process.
-        kind: its kind, one of few.
-        message: what happened.
-        level: level of the record.
-        rollout: which one met it; None for that of the context.
-    """
+    """Log a fault, unless there were too many of its kind lately. ``server``: where it happened; None for the
+    server of the process; ``rollout``: which one met it; None for that of the context."""
     if _FAULTS.isEnabledFor(level) and (more := admits(server or "", kind)) is not None:
         _FAULTS.log(level, "%s%s", message, more, extra={"server": server, "rollout": rollout})
 
@@ -103,16 +95,9 @@ def write_log(
     access: bool,
     context: Callable[[], Mapping[str, str | None]],
 ) -> None:
-    """Write the log of this process from now on.
-
-    Args:
-        directory: folder of the file.
-        about: graph, server and replica.
-        format: of a record: a line for people, or a JSON object.
-        level: the least that gym_serve's own records must have; other loggers keep their levels.
-        access: whether every call is logged.
-        context: the ``rollout``, ``session`` and ``request`` that this thread or task works for.
-    """
+    """Write the log of this process from now on. ``level``: the least that gym_serve's own records must have;
+    other loggers keep their levels; ``access``: whether every call is logged; ``context``: the ``rollout``,
+    ``session`` and ``request`` that this thread or task works for."""
     graph, server, replica = about
     formatter = (_JsonFormatter if format == "json" else _TextFormatter)(about, context)
     directory.mkdir(parents=True, exist_ok=True)
@@ -140,7 +125,6 @@ class _Formatter(logging.Formatter):
         self._context = context
 
     def fields(self, record: logging.LogRecord) -> dict[str, str]:
-        """What the record belongs to, as far as it is known."""
         found = self._context()
         return {name: value for name in _FIELDS if (value := getattr(record, name, None) or found.get(name))}
 
@@ -180,12 +164,8 @@ class _JsonFormatter(_Formatter):
 
 
 class Record(NamedTuple):
-    """A record that was read.
-
-    Attributes:
-        time: when it was written: ``2026-11-23 06:00:00,123``.
-        text: as it stands in the file, without the last line end.
-    """
+    """A record that was read. ``time``: when it was written: ``2026-11-23 06:00:00,123``; ``text``: as it
+    stands in the file, without the last line end."""
 
     time: str
     text: str
@@ -206,8 +186,6 @@ def read_log(
     """Records of servers, those of replicas that are gone and of files that were rotated too.
 
     Args:
-        directory: folder of the files.
-        servers: graph and server.
         positions: where to begin, by the file (see `_identity`); others are read from their begin.
         level: the least level of a record.
         rollout: only records of this rollout, with all of its attempts.

@@ -6,13 +6,9 @@ a metric is a dict of numbers, and whoever publishes them reads the dict once in
 clock or a task. The client library of Prometheus has the same classes; a record costs it two to three times
 as much, with a lock for every value.
 
-Rules of all metrics:
-
-- Names begin with ``gym_serve_`` and end with their unit, as Prometheus recommends
-  (https://prometheus.io/docs/practices/naming/): ``_seconds``, ``_total`` for what only grows.
-- Labels have few values. What a model or a client wrote (the name of a tool that does not exist, an unknown
-  path) is counted as ``unknown``, or a model could fill the memory of Prometheus.
-- Everything is cumulative: a publisher that misses a moment loses nothing.
+Names end with their unit, as Prometheus recommends (https://prometheus.io/docs/practices/naming/). Labels
+have few values: what a model or a client wrote is counted as ``unknown``, or it could fill the memory of
+Prometheus.
 """
 
 from __future__ import annotations
@@ -28,20 +24,6 @@ from weakref import WeakSet
 
 from typing_extensions import Self
 
-__all__ = [
-    "SECONDS",
-    "Counter",
-    "Gauge",
-    "Histogram",
-    "HistogramView",
-    "Metric",
-    "Point",
-    "Tally",
-    "Values",
-    "render",
-    "settle",
-]
-
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 """Upper bounds of the buckets of durations: from 1 ms to 1 h, two per decade."""
 
@@ -56,13 +38,8 @@ class Point(NamedTuple):
 
 
 class Metric:
-    """A named family of numbers, one for each set of label values.
-
-    Args:
-        name: name without the prefix ``gym_serve_``.
-        help: what it counts, one sentence, with the unit.
-        labels: names of its labels.
-    """
+    """A named family of numbers, one for each set of label values. ``name``: name without the prefix
+    ``gym_serve_``."""
 
     kind = "untyped"
 
@@ -72,7 +49,6 @@ class Metric:
         self.labels = tuple(labels)
 
     def points(self) -> Iterator[Point]:
-        """The present values."""
         raise NotImplementedError
 
     def clear(self) -> None:
@@ -80,7 +56,6 @@ class Metric:
         raise NotImplementedError
 
     def fresh(self) -> Self:
-        """The same metric without values."""
         made = copy.copy(self)
         made.clear()
         return made
@@ -134,7 +109,6 @@ class Gauge(_Numbers):
     kind = "gauge"
 
     def set(self, *labels: str, value: float) -> None:
-        """Replace the number of these label values."""
         self.cell(*labels)[0] = value
 
 
@@ -147,9 +121,6 @@ class Values:
 
     A value waits in a list until somebody reads, or there are `_TOGETHER` (`settle`): to sort a value and
     count it with its neighbours costs a third of looking for its bucket.
-
-    Args:
-        bounds: of the histogram.
 
     Attributes:
         add: records a value. It is the method of the list, which costs a third of a function.
@@ -201,11 +172,8 @@ def settle() -> None:
 
 
 class Histogram(Metric):
-    """How many values fell below each of some bounds.
-
-    Args:
-        bounds: inclusive upper bounds, ascending; a bucket without a bound follows them.
-    """
+    """How many values fell below each of some bounds. ``bounds``: inclusive upper bounds, ascending; a bucket
+    without a bound follows them."""
 
     kind = "histogram"
 
@@ -224,7 +192,6 @@ class Histogram(Metric):
         return values
 
     def observe(self, *labels: str, value: float) -> None:
-        """Count a value under these label values."""
         values = self.values(*labels)
         values.add(value)
         values.settle()
@@ -253,12 +220,7 @@ Select = Callable[[tuple[str, ...]], "tuple[str, ...] | None"]
 
 
 class HistogramView(Histogram):
-    """A histogram of the values of another one under other labels: each value is recorded once.
-
-    Args:
-        source: where the values are recorded.
-        select: the labels here for labels there.
-    """
+    """A histogram of the values of another one under other labels: each value is recorded once."""
 
     def __init__(
         self, name: str, help: str, labels: Sequence[str], source: Histogram, select: Select
@@ -307,12 +269,7 @@ class Tally(Counter):
 
 
 def render(metrics: Sequence[Metric], constant: dict[str, str] | None = None) -> str:
-    """Metrics in Prometheus's text format (https://prometheus.io/docs/instrumenting/exposition_formats/).
-
-    Args:
-        metrics: what to render.
-        constant: labels that every series gets, such as the graph's name.
-    """
+    """Metrics in Prometheus's text format (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
     lines: list[str] = []
     for metric in metrics:
         lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]

@@ -21,20 +21,6 @@ import orjson
 
 from gym_serve.types.protocols.content import content_text
 
-__all__ = [
-    "ENDPOINT",
-    "MODEL_CALLS",
-    "OCCUPIED",
-    "QUEUED",
-    "REPLICA",
-    "RETRIES",
-    "TIMELINE",
-    "TTFT",
-    "USAGE",
-    "Recorder",
-    "microseconds",
-]
-
 Json = dict[str, Any]
 
 REPLICA = "replica"
@@ -93,23 +79,12 @@ class Recorder:
         self._endpoints: dict[str, int] = {}
 
     def server(self, place: str) -> int:
-        """The index of a server.
-
-        Args:
-            place: its name, with the replica after ``/`` if that is known.
-        """
+        """The index of a server. ``place``: its name, with the replica after ``/`` if that is known."""
         return self._servers.setdefault(place, len(self._servers))
 
     def add(self, kind: str, begun: float, server: int, columns: tuple[Any, ...], status: int) -> None:
-        """Record a step that ends now, other than a model call.
-
-        Args:
-            kind: what it was.
-            begun: `time.monotonic` moment of its beginning.
-            server: index of the server; see `server`.
-            columns: what steps of this kind have on top.
-            status: HTTP status of the answer.
-        """
+        """Record a step that ends now, other than a model call. ``begun``: `time.monotonic` moment of its
+        beginning."""
         ended = time.monotonic()
         start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
         step = [kind, start, duration, self._queued, server, *columns]
@@ -130,18 +105,9 @@ class Recorder:
         tokens: tuple[int, int, int] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record a model call that ends now.
-
-        Args:
-            stage: stage of the episode that made it.
-            begun: `time.monotonic` moment of its beginning.
-            server: name of the model server.
-            answer: its decoded body: a Response, a ChatCompletion, or anything else; None if it failed.
-            asked: the body of the request.
-            status: HTTP status of the answer.
-            tokens: of the prompt, those of them that were cached, and of the answer; None if unknown.
-            notes: of the reply.
-        """
+        """Record a model call that ends now. ``begun``: `time.monotonic` moment of its beginning; ``answer``:
+        its decoded body: a Response, a ChatCompletion, or anything else; None if it failed; ``tokens``: of
+        the prompt, those of them that were cached, and of the answer; None if unknown."""
         ended = time.monotonic()
         finish: str | None = None
         few: Json = {}
@@ -215,14 +181,7 @@ class Recorder:
             self.steps.append(step)
 
     def to_json(self, agent: str, notes: Mapping[str, Any], wall: float, now: float) -> Json:
-        """The timeline of a rollout.
-
-        Args:
-            agent: name of the agent.
-            notes: of the agent's own call: its replica, and how long it was queued.
-            wall: Unix time of the beginning.
-            now: `time.monotonic` moment of the end.
-        """
+        """The timeline of a rollout. ``now``: `time.monotonic` moment of the end."""
         made: Json = {
             "began": wall,
             "dur": int((now - self._began) * 1e6),

@@ -47,9 +47,6 @@ class Span:
     """A span that is not recorded; `_Recorded` is one that is.
 
     Use it in a ``with`` statement: an exception that leaves the block makes it a failed span.
-
-    Args:
-        traceparent: what calls made in it are sent, so that their spans are its children.
     """
 
     __slots__ = ("traceparent",)
@@ -67,12 +64,7 @@ class Span:
         """Add attributes; those that are None are left out."""
 
     def fail(self, kind: str, message: str) -> None:
-        """Mark it as failed, for failures that are values.
-
-        Args:
-            kind: the kind of failure, one of few.
-            message: what happened.
-        """
+        """Mark it as failed, for failures that are values."""
 
     def end(self, error: BaseException | None = None) -> None:
         """End it, where there is no ``with`` statement. Safe to call twice."""
@@ -94,7 +86,6 @@ def span(name: str, parent: str | None, kind: Kind = "internal", *, sampling: fl
     """Begin a span.
 
     Args:
-        name: what is done, one of few.
         parent: the ``traceparent`` of the work that it is a part of.
         sampling: without a parent, the probability that a trace begins here, from 0 to 1; None for never.
 
@@ -119,8 +110,6 @@ def checked_parent(traceparent: str | None) -> str | None:
 
 
 class _Recorded(Span):
-    """A span that is recorded."""
-
     __slots__ = ("_span",)
 
     recording = True

@@ -1,8 +1,8 @@
 """`Gate`: the calls of a model wait while its policy changes, and none fails for that.
 
-A closed gate holds new calls. What becomes of running ones is the caller's choice (`Gym.pause`): they go on,
-they are waited for, or they are interrupted and made again once the gate opens, which is safe because a model
-call has no effect but its answer.
+A closed gate holds new calls. What becomes of running ones is the caller's choice (`Policy.pause`): they go
+on, they are waited for, or they are interrupted and made again once the gate opens, which is safe because a
+model call has no effect but its answer.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ PauseMode = Literal["keep", "abort"]
 """What happens to running generations: they continue with the new weights, or fail (retryable)."""
 
 HoldMode = Literal["keep", "wait", "abort"]
-"""What `Gym.pause` does with running model calls: an engine of the graph freezes them, and elsewhere they end
-(``keep``); they are waited for (``wait``); they are ended, and made again after `Gym.resume` (``abort``)."""
+"""What `Policy.pause` does with running model calls: an engine of the graph freezes them, and elsewhere they
+end (``keep``); they are waited for (``wait``); they are ended, and made again afterwards (``abort``)."""
 
 # Operations of one replica of a model, for the process that trains it.
 PAUSE, RESUME, VERSION = "each/policy/pause", "each/policy/resume", "each/policy/version"

@@ -105,10 +105,7 @@ class EpisodeClient:
         self.session = reply.session
 
     def call(self, tool: str, /, **arguments: Any) -> Any:
-        """Call a tool.
-
-        Returns:
-            what the tool returned, as JSON.
+        """Call a tool; what it returned, as JSON.
 
         Raises:
             InvalidRequest: the arguments do not fit the tool.
@@ -120,13 +117,8 @@ class EpisodeClient:
         return reply.json()
 
     def verify(self, response: str | list[JSON] | Mapping[str, Any] = "") -> Verdict:
-        """Score a response.
-
-        Args:
-            response: the model's last message, output items, or a whole Response object.
-
-        Returns:
-            the verdict; the verifier's own fields are attributes of it.
+        """Score the model's last message, output items, or a whole Response object. The verifier's own fields
+        are attributes of the verdict.
 
         Raises:
             GymError: `verify` failed.
@@ -141,13 +133,11 @@ class EpisodeClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         try:
             self.close()
         except GymError:
-            if error is None:  # else the test has failed already, and says why
+            if kind is None:  # else the test has failed already, and says why
                 raise
 
 

@@ -57,10 +57,8 @@ async def check_conformance(
 
     Args:
         url: base URL of the server; its routes are ``{url}/seed_session`` and so on.
-        kind: what it is.
         row: a row that it takes.
         fixtures: episodes of an environment whose rewards are known.
-        headers: sent with every request.
 
     Raises:
         Unavailable: nothing answers at the URL.

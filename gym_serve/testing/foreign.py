@@ -89,7 +89,6 @@ class Answer(NamedTuple):
         self.value(object) if self.status == 200 else self.refused()
 
     def reward(self) -> float:
-        """The reward of a verdict or rollout."""
         reward = self.value().get("reward")
         fits = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
         self.must(fits, "a `reward` that is a finite number")
@@ -113,20 +112,12 @@ class Tool(NamedTuple):
 
 
 class ForeignServer:
-    """The server under test.
-
-    Args:
-        url: its base URL.
-        kind: what it is.
-        client: keeps no cookies (`gym_serve.transports.http.new_client`).
-        row: a row that it takes.
-        fixtures: episodes whose rewards are known.
+    """The server under test, with a row that it takes; ``client`` keeps no cookies (`new_client`).
 
     Attributes:
         offered: what it answers as its tools.
         gone: whether it has stopped to answer.
-        tools: its tools, by name.
-        fixtures: episodes of an environment, at least one.
+        fixtures: episodes of an environment whose rewards are known, at least one.
     """
 
     def __init__(
@@ -202,7 +193,6 @@ class ForeignServer:
         return answer
 
     async def open(self, row: JSON | None = None) -> str:
-        """A new session."""
         opened = await self.ask("seed_session", with_prompt(row or self.row))
         opened.value()
         opened.must(opened.session is not None, "a session id, in the header X-Session-Id or in a cookie")
@@ -215,12 +205,10 @@ class ForeignServer:
                 (await self.ask(call.name, call.arguments, session)).handled()
 
     async def score(self, fixture: Fixture, session: str | None) -> Answer:
-        """The verdict on an episode."""
         body = {**with_prompt(fixture.row), "response": {"output": fixture.output}}
         return await self.ask("verify", body, session)
 
     async def close(self, session: str, body: Any = b"{}") -> None:
-        """Close a session."""
         (await self.ask("close_session", body, session)).value()
 
     async def work(self, number: int = 0) -> Any:

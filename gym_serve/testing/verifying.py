@@ -36,7 +36,6 @@ class FixtureResult:
 
     @property
     def passed(self) -> bool:
-        """Whether everything was as expected."""
         return not self.problems
 
 
@@ -48,11 +47,7 @@ class ScriptedReplies:
         self.asked_too_often = False
 
     async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The next reply as a Response object.
-
-        Raises:
-            BadRequest: there are no more.
-        """
+        """The next reply as a Response object; `BadRequest` if there is none."""
         if not self.replies:
             self.asked_too_often = True
             raise BadRequest("the fixture's judge has no reply left")
@@ -66,11 +61,7 @@ class ScriptedReplies:
         return {"id": "resp_fixture", "output": [message]}
 
     async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The next reply as a completion; the reply is a text or a whole completion.
-
-        Raises:
-            BadRequest: there are no more.
-        """
+        """The next reply as a completion; the reply is a text or a whole completion."""
         response = await self.responses(body)
         if "choices" in response:
             return response
@@ -78,11 +69,7 @@ class ScriptedReplies:
         return {"id": "chatcmpl_fixture", "choices": [{"index": 0, "message": message}]}
 
     async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
-        """The next reply to any other operation; the reply is a whole answer.
-
-        Raises:
-            BadRequest: there are no more.
-        """
+        """The next reply to any other operation; the reply is a whole answer."""
         return await self.responses(body)
 
 
@@ -93,13 +80,8 @@ async def check_fixtures(
     *,
     timeout: float | None = 60.0,
 ) -> list[FixtureResult]:
-    """Run cases, each twice.
-
-    Args:
-        environment: its class.
-        fixtures: the cases.
-        settings: settings of the environment, by name.
-        timeout: seconds for one call.
+    """Run cases, each twice, with the settings of the environment by name, and ``timeout`` seconds for a
+    call.
 
     Raises:
         InvalidRequest: the settings do not fit; all of their problems.
@@ -132,8 +114,6 @@ def _server(
 
 
 class _Bench:
-    """A running environment, with the judge that stands in."""
-
     def __init__(self, host: ServerRunner, judge: ScriptedReplies, timeout: float | None) -> None:
         self.host = host
         self.judge = judge

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.client.gym import Gym
+from gym_serve.client.gym import AsyncGym, Gym
 from gym_serve.training.episodes import endpoints_of, row_of
 from gym_serve.types.errors import InvalidRequest
 
@@ -84,14 +84,13 @@ class GymAgent:
             **({"api_key": key} if key else {}),
         }
         row = row_of(data, data.get("messages") or data.get("prompt"))
-        (rollout,) = await self._gym.arun(
-            [row], endpoint=endpoint, attempts=1, max_failures=1, **self._options
-        )
+        gym = AsyncGym.of(self._gym)
+        (rollout,) = await gym.run([row], endpoint=endpoint, attempts=1, max_failures=1, **self._options)
         if rollout.failure is not None:
             raise RolloutFailed(f"{rollout.failure['kind']}: {rollout.failure['detail']}")
         if rollout.masked:
             raise RolloutFailed("the environment masked the rollout")
-        if await self._gym.compares(rollout):
+        if await gym.compares(rollout):
             raise RolloutFailed("the environment rewards groups of rollouts, and AReaL asks for single ones")
         return rollout.reward
 

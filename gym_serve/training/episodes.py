@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
-from gym_serve.client.gym import Gym
+from gym_serve.client.gym import AsyncGym, Gym
 from gym_serve.graph import GraphSpec, load_graph
 from gym_serve.graph.classes import find_class
 from gym_serve.servers.base import Server
@@ -102,7 +102,7 @@ class Episodes:
             return [await generate(request, self._contexts.get(_task_of(request))) for request in requests]
 
         for name in policies:
-            self._gym.serve_policy(name, batch, max_batch=1)
+            self._gym.policy.serve(name, batch, max_batch=1)
 
     async def run_all(
         self,
@@ -128,7 +128,7 @@ class Episodes:
         self._contexts.update(dict.fromkeys(names, context))
         options = {"attempts": 3, "max_failures": 1, "concurrency": max(len(rows), 1), **options}
         try:
-            return await self._gym.arun(numbered, params=params, **options)
+            return await AsyncGym.of(self._gym).run(numbered, params=params, **options)
         finally:
             for name in names:
                 del self._contexts[name]
@@ -139,7 +139,7 @@ class Episodes:
         """
         if not scored:
             return []
-        group = await self._gym.compare(scored)
+        group = await AsyncGym.of(self._gym).compare(scored)
         if group.usable:
             return group.rollouts
         error = VerifierFailed(str(group.reason))

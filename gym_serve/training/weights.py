@@ -1,4 +1,4 @@
-"""The weights of a PyTorch model, on their way to an engine in a graph (`Gym.update_weights`)."""
+"""The weights of a PyTorch model, on their way to an engine in a graph (`Policy.update_weights`)."""
 
 from __future__ import annotations
 

@@ -37,13 +37,8 @@ _PROBE_SECONDS = 2.0
 
 class HttpTransport:
     """Reaches any URL with the routes of docs/formats.md: another cluster, another language, NeMo Gym.
-
-    Args:
-        server: name in the graph.
-        url: base URL; ``{url}/seed_session``, ``{url}/v1/responses`` and so on.
-        headers: sent with every request (authorization).
-        unavailable_tools: whether a tool's answer of 429, 502, 503 or 504 is a failure, or the tool's output.
-    """
+    ``url``: base URL; ``{url}/seed_session``, ``{url}/v1/responses`` and so on; ``unavailable_tools``:
+    whether a tool's answer of 429, 502, 503 or 504 is a failure, or the tool's output."""
 
     def __init__(
         self,
@@ -62,7 +57,6 @@ class HttpTransport:
         self._client: httpx.AsyncClient | None = None
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`."""
         if self._client is None:
             self._client = new_client(self._headers)
         headers = {
@@ -138,7 +132,6 @@ class HttpTransport:
         yield finished_stream(call.op, asked, answer)
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -162,11 +155,8 @@ def without(secrets: list[str], content: bytes) -> bytes:
 
 
 def with_endpoint(call: Call) -> Call:
-    """The call with the endpoint of the row's model in the row, as another graph or agent takes it.
-
-    Raises:
-        EndpointMisconfigured: it is for a model, whose protocol has no place for it.
-    """
+    """The call with the endpoint of the row's model in the row, as another graph or agent takes it. Raises
+    EndpointMisconfigured: it is for a model, whose protocol has no place for it."""
     assert call.endpoint is not None
     if call.op != "run":
         raise EndpointMisconfigured(f"`{MODEL_FIELD}` cannot be sent to a server of the type `http`")

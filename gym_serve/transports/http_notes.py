@@ -40,8 +40,6 @@ class _Calls(msgspec.Struct):
 
 
 class _Notes(msgspec.Struct, omit_defaults=True):
-    """What a server may tell."""
-
     replica: _Name | None = None
     queued: _Microseconds | None = None
     endpoint: _Url | None = None
@@ -70,9 +68,7 @@ def split_notes(content: bytes, length: str | None, seconds: float) -> tuple[byt
     """Body and notes of an answer to somebody who asked for them.
 
     Args:
-        content: body and notes.
         length: the answer's `HEADER`.
-        seconds: how long the call took.
 
     Returns:
         the body, and what is believed of the notes, None for nothing. Of an answer without notes, or with

@@ -10,22 +10,16 @@ from gym_serve.servers.transport import Call, Reply
 
 
 class InlineTransport:
-    """Reaches a server inside this process.
-
-    Args:
-        runner: of the server.
-    """
+    """Reaches a server inside this process."""
 
     def __init__(self, runner: ServerRunner) -> None:
         self.server = runner.server.name
         self.runner = runner
 
     def call(self, call: Call) -> Coroutine[Any, Any, Reply]:
-        """See `Transport.call`."""
         return self.runner.dispatch(call)
 
     def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """See `Transport.stream`."""
         return self.runner.stream(call)
 
     async def close(self) -> None:

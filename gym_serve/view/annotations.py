@@ -29,11 +29,7 @@ EMPTY: dict[str, Any] = {"tags": [], "comment": "", "reward": None, "by": "", "a
 
 
 class Annotations:
-    """The annotations of one run.
-
-    Args:
-        path: their file; it need not exist.
-    """
+    """The annotations of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +52,6 @@ class Annotations:
         return {key: found[key] for key in EMPTY}
 
     def tags(self, n: int, id_: str) -> list[str]:
-        """The tags of a rollout."""
         tags: list[str] = self.of(n, id_)["tags"]
         return tags
 
@@ -65,7 +60,6 @@ class Annotations:
         return [n for n, found in self._read().items() if tag in found["tags"]]
 
     def all_tags(self) -> list[str]:
-        """Every tag."""
         return sorted({tag for found in self._read().values() for tag in found["tags"]})
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -75,12 +69,8 @@ class Annotations:
                 yield {"n": n, **found}
 
     def put(self, n: int, id_: str, given: Any) -> dict[str, Any]:
-        """Note something of a rollout, in place of what was noted before.
-
-        Raises:
-            InvalidRequest: it is no annotation.
-            BadRequest: the file cannot be written.
-        """
+        """Note something of a rollout, in place of what was noted before. Raises InvalidRequest: it is no
+        annotation; BadRequest: the file cannot be written."""
         found = {"n": n, "id": id_, **_checked(given), "at": round(time.time(), 3)}
         with self._lock:
             try:

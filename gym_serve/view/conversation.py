@@ -31,6 +31,10 @@ _MOST_STEPS = 5000
 _MOST_BRANCHES = 200
 _MOST_COMPARED = 2000  # items of a branch
 _MOST_ATTEMPTS = 200
+_OF_A_STEP = (
+    *("kind", "start", "duration", "queued", "server", "replica", "stage", "name", "status", "version"),
+    *("input_tokens", "cached_tokens", "output_tokens", "retries", "time_to_first_token"),
+)
 _DATA_URL = re.compile(r"data:([\w.+/-]{1,100})(?:;[\w=.+-]{1,100})*;base64,", re.ASCII)
 _MEDIA = {
     "input_image": "image",
@@ -44,16 +48,8 @@ _MEDIA = {
 
 
 def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | None = None) -> JSON:
-    """A rollout for the page.
-
-    Args:
-        reading: of the run's index.
-        n: the rollout's number.
-        begin, end: which items; by default the first and the last thousand.
-
-    Raises:
-        NotFound: there is no such rollout, or no longer.
-    """
+    """A rollout for the page. ``begin``/``end``: which items; by default the first and the last thousand.
+    Raises NotFound: there is no such rollout, or no longer."""
     raw = reading.rollout(n)
     row = table_row(reading, n)
     return {
@@ -65,13 +61,7 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
 
 
 def shown_rollout(raw: JSON, row: JSON, begin: int | None = None, end: int | None = None) -> JSON:
-    """A rollout for the page, without its place in a file.
-
-    Args:
-        raw: the rollout.
-        row: its row of the table.
-        begin, end: see `read_rollout`.
-    """
+    """A rollout for the page, without its place in a file."""
     given = _object(raw.get("responses_create_params"))
     response = _object(raw.get("response"))
     everything = _Conversation(raw, given, response)
@@ -252,15 +242,16 @@ def _kind(item: JSON) -> tuple[str, str]:
 
 def _shown(item: JSON, allowed: int, cut: list[str], index: int) -> JSON:
     kind, role = _kind(item)
-    if kind == "result":
-        content = item.get("output")
-    elif kind == "reasoning":
+    content = item.get("output") if kind == "result" else item.get("content") if kind == "message" else None
+    if kind == "reasoning":
         content = [*_list(item.get("summary")), *_list(item.get("content"))]
-    elif kind == "message":
-        content = item.get("content")
-    else:
-        content = None
-    parts = [_part(part, cut, index) for part in _parts(content)]
+    parts = (
+        []
+        if content is None
+        else [
+            _part(part, cut, index) for part in (content[:1000] if isinstance(content, list) else [content])
+        ]
+    )
     arguments: Any = item.get("arguments")
     text = "".join(part.get("text") or "" for part in parts)
     if kind == "call" and arguments is None:
@@ -285,13 +276,6 @@ def _shown(item: JSON, allowed: int, cut: list[str], index: int) -> JSON:
         "encrypted": kind == "reasoning" and not text and bool(item.get("encrypted_content")),
         "bytes": size,
     }
-
-
-def _parts(content: Any) -> Iterator[Any]:
-    if isinstance(content, list):
-        yield from content[:1000]
-    elif content is not None:
-        yield content
 
 
 def _cut_parts(parts: list[JSON], allowed: int) -> Iterator[JSON]:
@@ -463,24 +447,7 @@ def _timeline(raw: JSON) -> JSON | None:
         "queued": timeline.queued,
         "agent": timeline.agent,
         "steps": [
-            {
-                "kind": step.kind,
-                "start": step.start,
-                "duration": step.duration,
-                "queued": step.queued,
-                "server": step.server,
-                "replica": step.replica,
-                "stage": step.stage,
-                "name": step.name,
-                "status": step.status,
-                "input_tokens": step.input_tokens,
-                "cached_tokens": step.cached_tokens,
-                "output_tokens": step.output_tokens,
-                "finish": step.finish_reason,
-                "version": step.version,
-                "retries": step.retries,
-                "time_to_first_token": step.time_to_first_token,
-            }
+            {**{name: getattr(step, name) for name in _OF_A_STEP}, "finish": step.finish_reason}
             for step in timeline.steps[:_MOST_STEPS]
         ],
         "omitted": max(0, len(timeline.steps) - _MOST_STEPS),

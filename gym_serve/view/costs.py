@@ -24,11 +24,8 @@ _LARGEST_HEADER = 16 << 20  # bytes
 
 
 def parse_price(text: str) -> tuple[str, Prices]:
-    """A model server and its prices per million tokens, of ``MODEL=INPUT/OUTPUT[/CACHED]``.
-
-    Raises:
-        InvalidRequest: it is something else.
-    """
+    """A model server and its prices per million tokens, of ``MODEL=INPUT/OUTPUT[/CACHED]``. Raises
+    InvalidRequest: it is something else."""
     name, _, given = text.rpartition("=")
     try:
         numbers = [float(part) for part in given.split("/")]
@@ -58,13 +55,7 @@ def recorded_prices(files: RunFiles) -> dict[str, Prices]:
 
 
 def costs_of(reading: Reading, where: str, prices: Mapping[str, Prices]) -> dict[str, Any] | None:
-    """What rollouts have cost, judges included; None if no price of a model that they used is known.
-
-    Args:
-        reading: of the run's index.
-        where: which rollouts, in SQL.
-        prices: by model server.
-    """
+    """What rollouts have cost, judges included; None if no price of a model that they used is known."""
     models = reading.models
     if not models or len(models) >= MOST_MODELS or not prices:
         return None

@@ -29,9 +29,7 @@ def export_site(
     """Write a static site: the page, and what the API answers as files; how many rollouts it has.
 
     Args:
-        paths: files and folders of runs.
         folder: where to; it must not exist, or be empty.
-        where: which rollouts.
         prices: see `View`.
 
     Raises:

@@ -57,12 +57,8 @@ _TOKEN = re.compile(
 
 
 class BadExpression(InvalidRequest):
-    """A filter that cannot be understood.
-
-    Args:
-        message: what is wrong.
-        position: where, in characters from 0; None if that is not known.
-    """
+    """A filter that cannot be understood. ``position``: where, in characters from 0; None if that is not
+    known."""
 
     def __init__(self, message: str, position: int | None = None) -> None:
         super().__init__(message)
@@ -70,15 +66,8 @@ class BadExpression(InvalidRequest):
 
 
 def check(expression: str, own: Collection[str] | None) -> None:
-    """See that an expression is one condition over the table.
-
-    Args:
-        expression: of whoever asks.
-        own: the names ``fields.NAME`` and ``row.NAME`` that there are; None while that is not known.
-
-    Raises:
-        BadExpression: it is not.
-    """
+    """See that an expression is one condition over the table. ``own``: the names ``fields.NAME`` and
+    ``row.NAME`` that there are; None while that is not known. Raises BadExpression: it is not."""
     if len(expression) > _LONGEST:
         raise BadExpression(f"the filter must have at most {_LONGEST:,} characters", _LONGEST)
     opened: list[int] = []
@@ -113,13 +102,8 @@ def check(expression: str, own: Collection[str] | None) -> None:
 
 
 def condition(expression: str, own: Mapping[str, str], tagged: Callable[[str], list[int]]) -> str:
-    """The condition in SQL, of an expression that `check` has passed.
-
-    Args:
-        expression: the filter.
-        own: the columns of ``fields.NAME`` and ``row.NAME``; another one is NULL.
-        tagged: the numbers of the rollouts with a tag.
-    """
+    """The condition in SQL, of an expression that `check` has passed. ``own``: the columns of ``fields.NAME``
+    and ``row.NAME``; another one is NULL."""
 
     def written(match: re.Match[str]) -> str:
         kind = _kind(match)
@@ -143,11 +127,7 @@ def condition(expression: str, own: Mapping[str, str], tagged: Callable[[str], l
 
 
 def sort_key(name: str, own: Mapping[str, str]) -> str:
-    """What to sort by, in SQL.
-
-    Raises:
-        BadExpression: there is no such name.
-    """
+    """What to sort by, in SQL. Raises BadExpression: there is no such name."""
     if name in _DETAILS:
         return f"(SELECT details.{name} FROM details WHERE details.n = rollouts.n)"
     key = own.get(name, "NULL") if name.startswith(("fields.", "row.")) else COLUMNS.get(name)

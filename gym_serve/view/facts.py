@@ -160,11 +160,7 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {
 
 
 def facts_of(line: bytes) -> Facts:
-    """The facts of a line.
-
-    Raises:
-        ValueError: it is no JSON object; the message says why.
-    """
+    """The facts of a line. Raises ValueError: it is no JSON object; the message says why."""
     top = _top(line)
     facts = Facts("", 0)
     response = _read(top, "response", _Response) or _Response()
@@ -180,11 +176,8 @@ def facts_of(line: bytes) -> Facts:
 
 
 def top_level(line: bytes) -> dict[str, Any]:
-    """A rollout, of any line that `facts_of` accepts. Numbers that are not finite are None.
-
-    Raises:
-        ValueError: it is no JSON object.
-    """
+    """A rollout, of any line that `facts_of` accepts. Numbers that are not finite are None. Raises
+    ValueError: it is no JSON object."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -347,7 +340,6 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
 
 
 def _by_model(stages: Mapping[str, Mapping[str, _Usage]]) -> dict[str, Usage]:
-    """The counts of all stages together."""
     found: dict[str, Usage] = {}
     for servers in stages.values():
         for server, usage in servers.items():

@@ -45,7 +45,6 @@ def follow(paths: list[Path], cache: Path) -> None:
 
 
 def _step(indexer: Indexer) -> bool:
-    """Index a run for a moment. A full disk, say, ends nothing: the next step tries again."""
     try:
         return indexer.index_for()
     except Exception as error:  # the other runs are indexed

@@ -58,15 +58,6 @@ class _Position:
 
 
 class _Lines:
-    """One file of a run, read line by line.
-
-    Args:
-        key: ``main`` or ``failures``.
-        path: the file; it need not be there.
-        folder: of the index, for the decompressed copy.
-        tables: where lines that are no rollouts are told.
-    """
-
     def __init__(self, key: str, path: Path, folder: Path, tables: Tables) -> None:
         self.key = key
         self.path = path
@@ -75,30 +66,20 @@ class _Lines:
         """Bytes of a last line that has no end yet, and is no rollout so far."""
         self._first = 0 if key == "main" else FAILURES
         self._tables = tables
-        self._compressed = path.suffix in (".gz", ".zst")
+        self.compressed = path.suffix in (".gz", ".zst")
         self._copy: Copy | None = None
         self._size_read = -1
-        self.plain = folder / f"{key}.jsonl" if self._compressed else path
+        self.plain = folder / f"{key}.jsonl" if self.compressed else path
         """The file, or its decompressed copy."""
 
-    @property
-    def was_replaced(self) -> bool:
-        """Whether it must be read from its beginning."""
-        return self.at.of_another_file(self.path, compressed=self._compressed)
-
     def index_until(self, ends: float) -> bool:
-        """Index lines until the time is over; whether there may be more.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is damaged. What came before is indexed.
-        """
+        """Index lines until the time is over; whether there may be more."""
         problem: Exception | None = None
         copied = False
         try:
             found = self.path.stat()
             self.at.device, self.at.inode = found.st_dev, found.st_ino
-            copied = self._compressed and self._decompress(ends)
+            copied = self.compressed and self._decompress(ends)
         except FileNotFoundError:
             return False
         except (OSError, ValueError) as error:
@@ -132,13 +113,12 @@ class _Lines:
             file.seek(self.at.offset)
             while more and time.monotonic() < ends:
                 more = self._index_batch(file, ends)
-        if not self._compressed:
+        if not self.compressed:
             self.at.head, self.at.tail = _ends(self.path, self.at.offset)
         self._size_read = -1 if more else size
         return more
 
     def _index_batch(self, file: BinaryIO, ends: float) -> bool:
-        """Index some lines; whether there are more."""
         batch: list[IndexedLine] = []
         try:
             while len(batch) < _BATCH and time.monotonic() < ends:
@@ -175,12 +155,7 @@ class _Lines:
 
 
 class Indexer:
-    """Writes the index of a run, as long as no other process does.
-
-    Args:
-        files: the run.
-        cache: where indices are kept.
-    """
+    """Writes the index of a run, as long as no other process does."""
 
     def __init__(self, files: RunFiles, cache: Path | None = None) -> None:
         self.files = files
@@ -214,7 +189,7 @@ class Indexer:
             return False
         tables = self._tables
         assert tables is not None
-        if any(lines.was_replaced for lines in self._lines):
+        if any(lines.at.of_another_file(lines.path, compressed=lines.compressed) for lines in self._lines):
             tables.clear()
             self._lines = self._from_the_beginning(tables)
         ends = time.monotonic() + seconds
@@ -238,7 +213,6 @@ class Indexer:
         return more
 
     def close(self) -> None:
-        """Let another process write."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None
@@ -298,7 +272,6 @@ def drop_stale(cache: Path) -> None:
 
 
 def _read_facts(line: bytes) -> tuple[Facts | None, str | None]:
-    """The facts of a line, or why there are none."""
     try:
         return facts_of(line), None
     except ValueError as error:

@@ -2,52 +2,42 @@
 
 It has the files of `gym-serve view` and its rules (`gym_serve.view.security`): a model writes what is shown.
 Which episodes run, and what stops one, the page asks the graph itself (``/episodes``, ``/pressure``). Here it
-gets one episode in the form that it draws.
-
-| path below ``/ui/`` | |
-|---|---|
-| (none), ``static/...`` | the page and its files |
-| ``api/rollout/{id}/0?known=...&from=...`` | an episode; of its conversation the items from there on |
-| ``api/rollout/{id}/0/raw`` | the rollout so far as JSON |
+gets one episode in the form that it draws. Below ``/ui/`` are the page, its files in ``static/``,
+``api/rollout/{id}/0?known=...&from=...`` (an episode, with the items of its conversation from there on) and
+``api/rollout/{id}/0/raw`` (the rollout so far).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import mimetypes
-from functools import lru_cache
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from gym_serve.gateway.live_episodes import LiveEpisodesOfGraph
 from gym_serve.gateway.pages import Site
 from gym_serve.servers.transport import encode
-from gym_serve.types.errors import BadRequest, NotFound
+from gym_serve.types.errors import NotFound
 from gym_serve.types.requests import JSON
 from gym_serve.view.conversation import shown_rollout
 from gym_serve.view.facts import facts_of
 from gym_serve.view.security import HEADERS
-from gym_serve.view.server import STATIC
+from gym_serve.view.server import STATIC, number_of
 
-_FILES = {file.relative_to(STATIC).as_posix(): file for file in STATIC.rglob("*") if file.is_file()}
+_FILES = StaticFiles(directory=STATIC)
 
 
 async def answer(request: Request, path: str, episodes: LiveEpisodesOfGraph) -> Response:
-    """Answer a request below ``/ui``.
-
-    Raises:
-        NotFound: there is no such file or episode.
-        BadRequest: ``from`` or ``to`` is no number.
-        DeadlineExceeded: the replica of the episode does not answer.
-    """
+    """Answer a request below ``/ui``. Raises NotFound: there is no such file or episode; BadRequest: ``from``
+    or ``to`` is no number; DeadlineExceeded: the replica of the episode does not answer."""
     folder, _, rest = path.partition("/")
     if not path:
         response = _page(request)
-    elif folder == "static" and rest in _FILES:
-        response = await asyncio.to_thread(_file, rest, request.headers.get("if-none-match"))
+    elif folder == "static":
+        response = await _file(rest, request)
     elif folder == "api" and rest.startswith("rollout/"):
         response = await _episode(request, rest.removeprefix("rollout/"), episodes)
     else:
@@ -68,19 +58,13 @@ def _page(request: Request) -> Response:
     return Response(content, media_type="text/html", headers={"cache-control": "no-cache"})
 
 
-def _file(name: str, known: str | None) -> Response:
-    content, tag = _read(name)
-    headers = {"etag": tag, "cache-control": "no-cache"}
-    if known == tag:
-        return Response(status_code=304, headers=headers)
-    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return Response(content, media_type=media_type, headers=headers)
-
-
-@lru_cache
-def _read(name: str) -> tuple[bytes, str]:
-    content = _FILES[name].read_bytes()
-    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+async def _file(name: str, request: Request) -> Response:
+    try:
+        response = await _FILES.get_response(name, request.scope)
+    except HTTPException:
+        raise NotFound("there is no such page") from None
+    response.headers["cache-control"] = "no-cache"
+    return response
 
 
 async def _episode(request: Request, path: str, episodes: LiveEpisodesOfGraph) -> Response:
@@ -88,7 +72,7 @@ async def _episode(request: Request, path: str, episodes: LiveEpisodesOfGraph) -
     if rest not in ("0", "0/raw"):
         raise NotFound("there is no such page")
     is_raw = rest == "0/raw"
-    begin, end = _number(request, "from"), _number(request, "to")
+    begin, end = number_of(request, "from"), number_of(request, "to")
     found = await episodes.look(id, None if is_raw else request.query_params.get("known"))
     rollout = found.pop("rollout", None)
     if is_raw:
@@ -121,12 +105,3 @@ def _shown(live: JSON, rollout: JSON | None, begin: int | None, end: int | None)
     }
     shown = shown_rollout(rollout, row, begin, end)
     return orjson.dumps({"live": live, "from": begin or 0, "run": live["id"], "n": 0, **shown})
-
-
-def _number(request: Request, name: str) -> int | None:
-    given = request.query_params.get(name)
-    if given is None:
-        return None
-    if not (given.isascii() and given.isdecimal() and len(given) < 16):
-        raise BadRequest(f"`{name}` must be an integer from 0, got {given[:20]!r}")
-    return int(given)

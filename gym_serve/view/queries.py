@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Any, TypedDict, cast
 
 from gym_serve.view.expression import BadExpression, check, unknown
@@ -90,11 +91,7 @@ class _Key:
 def read_rollouts(
     runs: Sequence[Run], where: str = "", sort: str | None = None, offset: int = 0, limit: int = 100
 ) -> dict[str, Any]:
-    """A page of the table.
-
-    Raises:
-        BadExpression: the filter or the sort cannot be understood.
-    """
+    """A page of the table. Raises BadExpression: the filter or the sort cannot be understood."""
     with reading_all(runs, where, sort=sort) as readings:
         total = sum(reading.count(where) for reading in readings)
         rows = _page(readings, where, sort, offset, limit)
@@ -103,11 +100,8 @@ def read_rollouts(
 
 @contextmanager
 def reading_all(runs: Sequence[Run], *filters: str, sort: str | None = None) -> Iterator[list[Reading]]:
-    """The indices of some runs as they are now, for filters and a sort whose names are in one of them.
-
-    Raises:
-        BadExpression: a filter or the sort cannot be understood.
-    """
+    """The indices of some runs as they are now, for filters and a sort whose names are in one of them. Raises
+    BadExpression: a filter or the sort cannot be understood."""
     with ExitStack() as stack:
         readings = [stack.enter_context(run.reading()) for run in runs]
         known = {name for reading in readings for name in reading.own}
@@ -141,11 +135,8 @@ def table_row(reading: Reading, n: int) -> dict[str, Any]:
 
 
 def each_rollout(runs: Sequence[Run], where: str = "", sort: str | None = None) -> Iterator[RolloutRow]:
-    """All rows that a filter selects, run by run, a thousand at a time.
-
-    Raises:
-        BadExpression: the filter or the sort cannot be understood.
-    """
+    """All rows that a filter selects, run by run, a thousand at a time. Raises BadExpression: the filter or
+    the sort cannot be understood."""
     with reading_all(runs, where, sort=sort) as readings:
         for reading in readings:
             query = f"SELECT n FROM rollouts WHERE {reading.where(where)} ORDER BY {reading.order(sort)[1]}"
@@ -166,7 +157,7 @@ def _page(
         query = f"SELECT {key}, n FROM rollouts WHERE {reading.where(where)} ORDER BY {order} LIMIT ?"
         streams.append([(_Key(k, down), place, n) for k, n in reading.sql(query, (offset + limit,))])
     merged = heapq.merge(*streams, key=lambda entry: entry[0]) if sort else (e for s in streams for e in s)
-    chosen = [(place, n) for _, place, n in _slice(merged, offset, limit)]
+    chosen = [(place, n) for _, place, n in islice(merged, offset, offset + limit)]
     rows = {
         (place, row["n"]): row
         for place, reading in enumerate(readings)
@@ -186,10 +177,6 @@ def _numbers(reading: Reading, where: str, sort: str | None, offset: int, limit:
         numbers = array("q", (n for (n,) in reading.sql(query)))
         reading.run.keep(key, reading.revision, numbers)
     return numbers[offset : offset + limit]
-
-
-def _slice(entries: Iterable[Any], offset: int, limit: int) -> list[Any]:
-    return [entry for at, entry in zip(range(offset + limit), entries, strict=False) if at >= offset]
 
 
 def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -325,12 +312,7 @@ def _names(tools: str) -> list[str]:
 
 def read_facets(reading: Reading, where: str) -> tuple[dict[str, dict[str, int]], int]:
     """How many rollouts have each agent, environment, failure, tool and version, the commonest first; and how
-    many changed their version midway.
-
-    Args:
-        reading: of the run's index.
-        where: which rollouts, in SQL.
-    """
+    many changed their version midway."""
     rows = reading.sql(
         "SELECT agent, environment, failure, version, last_version, tools, count FROM"
         f" (SELECT kind, count(*) AS count FROM rollouts WHERE {where} GROUP BY kind)"

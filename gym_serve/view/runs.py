@@ -29,13 +29,7 @@ FILTER_SECONDS = 1.0
 
 
 class Run:
-    """A run, as far as it is indexed.
-
-    Args:
-        files: the run.
-        cache: where its index is.
-        prices: of model servers; they come before those that the run's header has.
-    """
+    """A run, as far as it is indexed."""
 
     def __init__(
         self, files: RunFiles, cache: Path | None = None, prices: Mapping[str, Prices] | None = None
@@ -88,7 +82,6 @@ class Run:
         return connection
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
         with self._lock:
             while self._free:
                 self._free.pop().close()
@@ -103,7 +96,6 @@ class Run:
             return entry[1]
 
     def keep(self, key: Hashable, revision: int, result: Any) -> None:
-        """Keep a result for as long as the index does not change."""
         with self._lock:
             self._kept[key] = (revision, result)
             while len(self._kept) > _KEPT:
@@ -111,12 +103,7 @@ class Run:
 
 
 class Reading:
-    """One state of a run's index.
-
-    Args:
-        run: the run.
-        connection: in a transaction.
-    """
+    """One state of a run's index."""
 
     def __init__(self, run: Run, connection: sqlite3.Connection) -> None:
         self.run = run
@@ -155,11 +142,8 @@ class Reading:
         )
 
     def sql(self, query: str, values: Iterable[Any] = ()) -> list[Any]:
-        """The rows of a query; none if there is no index yet.
-
-        Raises:
-            BadExpression: a filter was asked for, and SQLite cannot do that, or needs more than a second.
-        """
+        """The rows of a query; none if there is no index yet. Raises BadExpression: a filter was asked for,
+        and SQLite cannot do that, or needs more than a second."""
         if self.empty:
             return []
         ends = time.thread_time() + FILTER_SECONDS if self._filtered else math.inf
@@ -179,11 +163,7 @@ class Reading:
 
     def order(self, sort: str | None) -> tuple[str, str]:
         """What to sort by, for ``name`` or ``-name``, and the whole order: what a rollout lacks comes last,
-        and ties are as in the file.
-
-        Raises:
-            BadExpression: there is no such name.
-        """
+        and ties are as in the file. Raises BadExpression: there is no such name."""
         if not sort:
             return "NULL", "n"
         key = sort_key(sort.removeprefix("-"), self.own)
@@ -212,11 +192,7 @@ class Reading:
         return found
 
     def line(self, n: int) -> bytes:
-        """A rollout's line, as it is stored.
-
-        Raises:
-            NotFound: there is no such rollout, or no longer.
-        """
+        """A rollout's line, as it is stored. Raises NotFound: there is no such rollout, or no longer."""
         rows = self.sql("SELECT start, size FROM rollouts WHERE n = ?", (n,))
         if not rows:
             raise NotFound(f"{self.run.files.name} has no rollout {n}")
@@ -236,11 +212,7 @@ class Reading:
         return line.rstrip(b"\r\n")
 
     def rollout(self, n: int) -> dict[str, Any]:
-        """A rollout.
-
-        Raises:
-            NotFound: there is no such rollout, or no longer.
-        """
+        """A rollout. Raises NotFound: there is no such rollout, or no longer."""
         try:
             return top_level(self.line(n))
         except ValueError as error:

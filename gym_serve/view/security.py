@@ -12,13 +12,14 @@ nor be steered by what it shows.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gym_serve.gateway.access import is_loopback
 from gym_serve.types.errors import Forbidden, GymError, Unauthorized
 
 CONTENT_POLICY = (
@@ -38,19 +39,14 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware: refuses requests, and adds `HEADERS` to all answers.
-
-    Args:
-        app: what is guarded.
-        token: what API requests must bear; None on loopback.
-    """
+    """ASGI middleware: refuses requests, and adds `HEADERS` to all answers. ``token``: what API requests must
+    bear; None on loopback."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -71,7 +67,7 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> GymError | None:
         headers = Headers(scope=scope)
-        if self._token is None and not is_loopback(_host(headers.get("host", ""))):
+        if self._token is None and not _is_here(headers.get("host", "")):
             return Forbidden("the Host header must name this machine, such as 127.0.0.1 or localhost")
         if scope["path"].startswith("/api/") and self._token is not None:
             given = headers.get("authorization", "")
@@ -92,18 +88,10 @@ def error_answer(error: GymError, status: int | None = None, **more: Any) -> Res
     return Response(orjson.dumps(body), status or error.status, media_type="application/json")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is that of this machine alone."""
-    if host.lower() in ("localhost", "localhost."):
-        return True
+def _is_here(header: str) -> bool:
+    """Whether a ``Host`` header names this machine alone."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        name = urlsplit(f"//{header}").hostname or ""
     except ValueError:
         return False
-
-
-def _host(header: str) -> str:
-    """The host of a ``Host`` header, without the port and the brackets of an IPv6 address."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
+    return is_loopback(name.removesuffix("."))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,8 @@ _Handler = Callable[[View, Request], Any]
 
 
 def application(view: View, token: str | None = None) -> Guard:
-    """The viewer as an ASGI application.
-
-    Args:
-        view: what is shown.
-        token: what requests must bear; None for a viewer that only this machine reaches.
-    """
+    """The viewer as an ASGI application. ``token``: what requests must bear; None for a viewer that only this
+    machine reaches."""
     routes: list[BaseRoute] = [
         *(Route(f"/api/{path}", _answering(view, handler)) for path, handler in _HANDLERS.items()),
         Route("/api/annotations/{run}/{n:int}", _annotating(view), methods=["GET", "PUT"]),
@@ -86,21 +82,19 @@ def _summary(view: View, request: Request) -> Any:
     return read_summary(runs, _where(request), _failures(request))
 
 
-def _rollouts(view: View, request: Request) -> Any:
-    offset, limit = _span(request)
-    runs = view.chosen(request.query_params.getlist("run"))
-    return read_rollouts(runs, _where(request), request.query_params.get("sort"), offset, limit)
+def _table(read: Callable[..., Any]) -> _Handler:
+    def page(view: View, request: Request) -> Any:
+        limit = number_of(request, "limit")
+        span = number_of(request, "offset") or 0, min(MOST_ROWS, 100 if limit is None else limit)
+        runs = view.chosen(request.query_params.getlist("run"))
+        return read(runs, _where(request), request.query_params.get("sort"), *span)
 
-
-def _tasks(view: View, request: Request) -> Any:
-    offset, limit = _span(request)
-    runs = view.chosen(request.query_params.getlist("run"))
-    return read_tasks(runs, _where(request), request.query_params.get("sort"), offset, limit)
+    return page
 
 
 def _rollout(view: View, request: Request) -> Any:
     with _reading(view, request) as reading:
-        return read_rollout(reading, _n(request), _number(request, "from"), _number(request, "to"))
+        return read_rollout(reading, _n(request), number_of(request, "from"), number_of(request, "to"))
 
 
 def _raw(view: View, request: Request) -> Any:
@@ -110,7 +104,7 @@ def _raw(view: View, request: Request) -> Any:
 
 def _tokens(view: View, request: Request) -> Any:
     with _reading(view, request) as reading:
-        return read_tokens(reading, _n(request), _number(request, "from") or 0, _number(request, "to"))
+        return read_tokens(reading, _n(request), number_of(request, "from") or 0, number_of(request, "to"))
 
 
 def _compare(view: View, request: Request) -> Any:
@@ -146,8 +140,8 @@ def _exported(view: View, request: Request) -> Any:
 _HANDLERS: dict[str, _Handler] = {
     "runs": _runs,
     "summary": _summary,
-    "rollouts": _rollouts,
-    "tasks": _tasks,
+    "rollouts": _table(read_rollouts),
+    "tasks": _table(read_tasks),
     "compare": _compare,
     "suggestions": _suggestions,
     "annotations.jsonl": _exported,
@@ -232,10 +226,8 @@ async def _page(request: Request) -> Response:
     return FileResponse(page)
 
 
-@contextmanager
-def _reading(view: View, request: Request) -> Iterator[Reading]:
-    with view.reading(request.path_params["run"]) as reading:
-        yield reading
+def _reading(view: View, request: Request) -> AbstractContextManager[Reading]:
+    return view.reading(request.path_params["run"])
 
 
 def _n(request: Request) -> int:
@@ -256,12 +248,8 @@ def _failures(request: Request) -> Failures:
     return "zero" if given == "zero" else "mask"
 
 
-def _span(request: Request) -> tuple[int, int]:
-    limit = _number(request, "limit")
-    return _number(request, "offset") or 0, min(MOST_ROWS, 100 if limit is None else limit)
-
-
-def _number(request: Request, name: str) -> int | None:
+def number_of(request: Request, name: str) -> int | None:
+    """A query parameter that is an integer from 0; None without it."""
     given = request.query_params.get(name)
     if given is None or given == "":
         return None

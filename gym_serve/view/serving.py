@@ -13,11 +13,12 @@ from pathlib import Path
 
 import uvicorn
 
+from gym_serve.gateway.access import is_loopback
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest
 from gym_serve.view.following import start_following
 from gym_serve.view.index import drop_stale
-from gym_serve.view.security import Guard, is_loopback
+from gym_serve.view.security import Guard
 from gym_serve.view.server import application
 from gym_serve.view.sources import cache_folder
 from gym_serve.view.view import View
@@ -36,12 +37,9 @@ def serve(
     """Show the runs of some paths until the process is interrupted.
 
     Args:
-        paths: files and folders.
-        host: where to listen. On another address than loopback, requests need a token.
         port: which port; None for ``default_port``, or a free one if that is taken.
         default_port: see ``port``.
         browser: whether to open the page.
-        say: told the URL, once it answers.
         prices: see `View`.
 
     Raises:
@@ -93,7 +91,6 @@ class _Server(uvicorn.Server):
         self._answering = answering
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
         await super().startup(sockets)
         self._answering()
 

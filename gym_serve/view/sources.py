@@ -39,14 +39,9 @@ _FREE, _RATIO, _MOST = 256 << 20, 200, 64 << 30
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run.
-
-    Attributes:
-        id: 12 hexadecimal digits, of the path.
-        name: what tells it from the other runs, for people.
-        main: the scored rollouts; it need not exist if there are failures.
-        failures: the failed attempts; it need not exist.
-    """
+    """The files of a run. ``id``: 12 hexadecimal digits, of the path; ``name``: what tells it from the other
+    runs, for people; ``main``: the scored rollouts; it need not exist if there are failures; ``failures``:
+    the failed attempts; it need not exist."""
 
     id: str
     name: str
@@ -55,11 +50,8 @@ class RunFiles:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFiles]:
-    """The runs of files and folders, by path. Folders are searched with all folders in them.
-
-    Raises:
-        InvalidRequest: a path does not exist, or is a file of another kind.
-    """
+    """The runs of files and folders, by path. Folders are searched with all folders in them. Raises
+    InvalidRequest: a path does not exist, or is a file of another kind."""
     mains: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -86,7 +78,6 @@ def open_regular(path: Path, *, follow: bool = False) -> int:
     """Open a regular file for reading; its descriptor. A pipe would hang its reader, and a device never ends.
 
     Args:
-        path: of the file.
         follow: whether it may be a link.
 
     Raises:
@@ -105,11 +96,8 @@ def shown(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where indices are kept: ``$XDG_CACHE_HOME/gym-serve/view``, by default below ``~/.cache``.
-
-    Raises:
-        BadRequest: it cannot be made.
-    """
+    """Where indices are kept: ``$XDG_CACHE_HOME/gym-serve/view``, by default below ``~/.cache``. Raises
+    BadRequest: it cannot be made."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "gym-serve" / "view"
     try:
@@ -156,14 +144,9 @@ def _common_folder(paths: list[Path]) -> Path:
 
 
 class Copy:
-    """The decompressed copy of a file, which follows it.
-
-    Args:
-        source: a ``.gz`` or ``.zst`` file in any framing.
-        target: the copy.
-        read, written: bytes of both up to the end of the last complete frame, from an earlier `Copy`.
-        follow: whether the file may be a link.
-    """
+    """The decompressed copy of a file, which follows it. ``source``: a ``.gz`` or ``.zst`` file in any
+    framing; ``read``/``written``: bytes of both up to the end of the last complete frame, from an earlier
+    `Copy`; ``follow``: whether the file may be a link."""
 
     def __init__(
         self, source: Path, target: Path, read: int = 0, written: int = 0, *, follow: bool = False
@@ -180,12 +163,8 @@ class Copy:
             file.truncate(written)
 
     def step(self) -> bool:
-        """Decompress the next part; whether there was any.
-
-        Raises:
-            OSError: a file cannot be read or written.
-            ValueError: the file is damaged.
-        """
+        """Decompress the next part; whether there was any. Raises OSError: a file cannot be read or written;
+        ValueError: the file is damaged."""
         if not self._left:
             with open(open_regular(self.source, follow=self._follow), "rb") as file:
                 file.seek(self._at)

@@ -54,7 +54,6 @@ def read_summary(runs: Sequence[Run], where: str = "", failures: Failures = "mas
 def _kept(
     reading: Reading, where: str, failures: Failures
 ) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
-    """The figures of a run; while it grows, some that are a little old."""
     key = ("summary", where, failures)
     kept = reading.run.kept(key, 0)
     if kept is not None:
@@ -150,12 +149,7 @@ def _groups(run: Run, expression: str, failures: Failures) -> _Groups:
 
 def lost_rollouts(reading: Reading, where: str) -> Counter[Any]:
     """How many rollouts of each task failed for good, or have no score yet: their attempts alone are in the
-    index, any number of each.
-
-    Args:
-        reading: of the run's index.
-        where: which attempts, in SQL.
-    """
+    index, any number of each."""
     failed = "failure IS NOT NULL AND failure != ?"
     rollout = "task, ifnull(attempt, -1 - n)"
     rows = reading.sql(
@@ -168,12 +162,6 @@ def lost_rollouts(reading: Reading, where: str) -> Counter[Any]:
 
 
 def _over_tasks(sums: Sequence[tuple[int, float]], *, binary: bool) -> dict[str, Any]:
-    """The mean reward over tasks, and pass@k.
-
-    Args:
-        sums: how many rollouts count of each task, and the sum of their rewards.
-        binary: whether all rewards are 0 or 1; others have no pass@k.
-    """
     if not sums:
         return {"mean_reward": None, "interval": None, "interval_method": None, "pass_at_k": {}}
     clusters = _clusters(len(sums))
@@ -226,11 +214,7 @@ def _histogram(reading: Reading, where: str, low: float | None, high: float | No
 
 
 def _quantiles(reading: Reading, where: str, span: tuple[float | None, float | None]) -> list[float | None]:
-    """The median and the 90% quantile of the seconds: exact, but only those near them are sorted.
-
-    Args:
-        span: the least and the most seconds.
-    """
+    """The median and the 90% quantile of the seconds: exact, but only those near them are sorted."""
     low, high = span
     if low is None or high is None:
         return [None, None]
@@ -295,16 +279,8 @@ def compare_runs(
     *,
     failures: Failures = "mask",
 ) -> dict[str, Any]:
-    """Two runs, task by task, as `gym_serve.rollouts.analysis.comparison` compares them.
-
-    Args:
-        where: of both sides.
-        left_where, right_where: of one, to compare two versions in a run.
-        failures: what a failed rollout counts as.
-
-    Raises:
-        BadExpression: a filter cannot be understood.
-    """
+    """Two runs, task by task, as `gym_serve.rollouts.analysis.comparison` compares them. Raises
+    BadExpression: a filter cannot be understood."""
     sides, coverage = [], []
     with reading_all([left, right], where, left_where, right_where) as readings:
         for reading, own in zip(readings, (left_where, right_where), strict=True):
@@ -317,8 +293,10 @@ def compare_runs(
     tasks = [
         {
             "task": str(task.task_index),
-            "left": _side_json(task.a),
-            "right": _side_json(task.b),
+            **{
+                name: {"mean": side.mean, "attempts": side.rollouts, "solved": side.solved}
+                for name, side in (("left", task.a), ("right", task.b))
+            },
             "flipped": {"fixed": "better", "broken": "worse", None: None}[task.flip],
             "_key": task.task_index,
         }
@@ -344,10 +322,6 @@ def compare_runs(
         },
         "interval_method": None if reward is None else reward.method,
     }
-
-
-def _side_json(side: Side) -> dict[str, Any]:
-    return {"mean": side.mean, "attempts": side.rollouts, "solved": side.solved}
 
 
 def _scores(reading: Reading, where: str, failures: Failures) -> tuple[list[Scores], Coverage]:

@@ -62,15 +62,7 @@ class IndexedLine(NamedTuple):
 
 
 class Tables:
-    """The tables, for their one writer.
-
-    Args:
-        path: the database; it is made if it is not there.
-        run: main file of the run.
-
-    Raises:
-        sqlite3.DatabaseError: it is of another format, or damaged.
-    """
+    """The tables, for their one writer. Raises sqlite3.DatabaseError: it is of another format, or damaged."""
 
     def __init__(self, path: Path, run: Path) -> None:
         self._run = run
@@ -106,16 +98,13 @@ class Tables:
         self._newest_version: int | None = query(versions, (FAILURES,)).fetchone()[0]
 
     def clear(self) -> None:
-        """Make the tables anew."""
         self._create(self.state().get("epoch", 0) + 1, instead=True)
         self._load_names()
 
     def close(self) -> None:
-        """Close the database."""
         self._database.close()
 
     def state(self) -> dict[str, Any]:
-        """The table ``state``."""
         return dict(self._database.execute("SELECT key, value FROM state"))
 
     def commit(self, state: Mapping[str, Any]) -> None:
@@ -137,7 +126,6 @@ class Tables:
             self._database.execute("INSERT INTO problems VALUES (?, ?, ?)", values)
 
     def add(self, lines: Sequence[IndexedLine]) -> None:
-        """Keep rollouts."""
         if not lines:
             return
         self._begin()
@@ -188,7 +176,6 @@ class Tables:
             self._own[name] = (column[0], False)
 
     def _add_model(self, name: str) -> None:
-        """Make columns for the usage of a model server."""
         if name not in self._models and len(self._models) < MOST_MODELS:
             number = len(self._models)
             for column in usage_columns(number):

@@ -25,8 +25,6 @@ def read_tokens(reading: Reading, n: int, begin: int = 0, end: int | None = None
     sample there. ``reused`` is how many tokens it continues.
 
     Args:
-        reading: of the run's index.
-        n: the rollout's number.
         begin, end: which calls, from 0.
 
     Raises:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -26,13 +25,7 @@ if TYPE_CHECKING:
 
 
 class View:
-    """Runs that are read by their indices; see `gym_serve.view.open`.
-
-    Args:
-        paths: files and folders.
-        cache: where the indices are kept.
-        prices: of model servers; they come before those that a run's header has.
-    """
+    """Runs that are read by their indices; see `gym_serve.view.open`."""
 
     def __init__(
         self,
@@ -48,15 +41,11 @@ class View:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """The runs by their ids."""
         return dict(self._runs)
 
     def find(self) -> None:
-        """Look for runs that are new in the folders.
-
-        Raises:
-            InvalidRequest: a path does not exist, or is a file of another kind.
-        """
+        """Look for runs that are new in the folders. Raises InvalidRequest: a path does not exist, or is a
+        file of another kind."""
         there = [path for path in self._paths if path.exists()] if self._runs else self._paths
         for files in find_runs(there):
             if files.id in self._runs:
@@ -65,25 +54,16 @@ class View:
                 self._runs[files.id] = Run(files, self._cache, self._prices)
 
     def index(self) -> None:
-        """Index all that is in the files now."""
         self.find()
         for run in self._runs.values():
             index_run(run.files, self._cache)
 
     def chosen(self, ids: Sequence[str]) -> list[Run]:
-        """Runs by their ids; all without any.
-
-        Raises:
-            NotFound: there is no such run.
-        """
+        """Runs by their ids; all without any. Raises NotFound: there is no such run."""
         return [self.run(id_) for id_ in ids] if ids else list(self._runs.values())
 
     def run(self, id_: str) -> Run:
-        """A run by its id.
-
-        Raises:
-            NotFound: there is none.
-        """
+        """A run by its id. Raises NotFound: there is none."""
         run = self._runs.get(id_)
         if run is None:
             raise NotFound(f"there is no run {id_[:40]!r}")
@@ -102,11 +82,7 @@ class View:
         yield from each_rollout(list(self._runs.values()), where, sort)
 
     def rollout(self, run: str, n: int) -> dict[str, Any]:
-        """A whole rollout, as it is in the file (docs/formats.md).
-
-        Raises:
-            NotFound: there is none.
-        """
+        """A whole rollout, as it is in the file (docs/formats.md). Raises NotFound: there is none."""
         with self.run(run).reading() as reading:
             return reading.rollout(n)
 
@@ -156,20 +132,14 @@ class View:
         return read_summary(list(self._runs.values()), where, failures)
 
     def to_arrow(self, where: str = "", sort: str | None = None) -> pyarrow.Table:
-        """`rollouts` as a table; the verifier's fields are columns ``fields.NAME``.
-
-        Raises:
-            ModuleNotFoundError: ``pip install 'gym-serve[view]'`` has pyarrow.
-        """
+        """`rollouts` as a table; the verifier's fields are columns ``fields.NAME``. Raises
+        ModuleNotFoundError: ``pip install 'gym-serve[view]'`` has pyarrow."""
         pa = _package("pyarrow")
         return pa.Table.from_pylist(list(self._flat(where, sort)), schema=self._schema(pa))
 
     def to_pandas(self, where: str = "", sort: str | None = None) -> pandas.DataFrame:
-        """`rollouts` as a data frame; the verifier's fields are columns ``fields.NAME``.
-
-        Raises:
-            ModuleNotFoundError: ``pip install 'gym-serve[view]'`` has pandas and pyarrow.
-        """
+        """`rollouts` as a data frame; the verifier's fields are columns ``fields.NAME``. Raises
+        ModuleNotFoundError: ``pip install 'gym-serve[view]'`` has pandas and pyarrow."""
         _package("pandas")
         return self.to_arrow(where, sort).to_pandas()
 
@@ -199,15 +169,9 @@ class View:
         names = [name for name in RolloutRow.__annotations__ if name != "fields"]
         return pa.schema([(name, types[name]) for name in names] + list(fields.items()))
 
-    @contextmanager
-    def reading(self, run: str) -> Iterator[Reading]:
-        """The index of a run as it is now.
-
-        Raises:
-            NotFound: there is no such run.
-        """
-        with self.run(run).reading() as reading:
-            yield reading
+    def reading(self, run: str) -> AbstractContextManager[Reading]:
+        """The index of a run as it is now. Raises NotFound: there is no such run."""
+        return self.run(run).reading()
 
     def close(self) -> None:
         """Close the indices."""
@@ -217,9 +181,7 @@ class View:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

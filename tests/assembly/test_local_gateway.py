@@ -134,10 +134,10 @@ print(json.dumps([reads, [ask(f"policy/policy/{op}", body) for op, body in told]
 
 def test_a_program_reads_the_version_of_the_policy_and_changes_nothing() -> None:
     with Gym.from_graph(graph(SCRIPTED, command=[sys.executable, "-c", STEERING]), ray=False) as gym:
-        gym.update_weights("policy", "7")
+        gym.policy.update_weights("policy", "7")
         (rollout,) = gym.run([ROW])
         (version, health), refusals = json.loads(rollout["harness"]["output"])
-        assert gym.policy_version == "7"
+        assert gym.policy.version() == "7"
     assert version == [200, {"weight_version": "7", "paused": False, "updates": 1}]
     ready = {"state": "ready"}
     assert health == [200, {"status": "ok", "servers": {"policy": ready, "bell": ready, "program": ready}}]

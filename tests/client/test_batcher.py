@@ -17,7 +17,7 @@ from support.remote_agents import CuttingProxy, Doer, graph, rows
 from support.rollouts import read_jsonl
 from support.waiting import until
 
-from gym_serve import BadRequest, Gym, InvalidRequest, Unauthorized, Unavailable
+from gym_serve import AsyncGym, BadRequest, InvalidRequest, Unauthorized, Unavailable
 from gym_serve.client import remote_agent
 from gym_serve.gateway import batch
 from gym_serve.graph import GraphSpec, resolve
@@ -43,13 +43,12 @@ async def served(**options: Any) -> AsyncIterator[InProcess]:
 
 
 @asynccontextmanager
-async def connected(url: str, **options: Any) -> AsyncIterator[Gym]:
-    gym = await asyncio.to_thread(Gym.connect, f"{url}/g", **options)
-    async with gym:
+async def connected(url: str, **options: Any) -> AsyncIterator[AsyncGym]:
+    async with await AsyncGym.connect(f"{url}/g", **options) as gym:
         yield gym
 
 
-async def collect(gym: Gym, count: int, **options: Any) -> Counter[int]:
+async def collect(gym: AsyncGym, count: int, **options: Any) -> Counter[int]:
     """How many rollouts came of each row; all of them must be right."""
     found: Counter[int] = Counter()
     async for rollout in gym.rollouts(iter(rows(count)), **options):
@@ -100,7 +99,7 @@ async def test_a_gateway_that_is_lost_in_the_middle_of_a_run() -> None:
 async def test_a_row_that_ends_every_gateway_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "_BEAT_SECONDS", 0.05)
     async with served() as running, connected(running.url) as gym:
-        episode = asyncio.ensure_future(gym.arun(rows(1, act="hang")))
+        episode = asyncio.ensure_future(gym.run(rows(1, act="hang")))
         for times in range(1, 7):
             await until(lambda times=times: Doer.ran[0] >= times)
             await running.replace_gateways()
@@ -138,7 +137,7 @@ async def test_what_the_agent_refuses_is_a_failure_of_its_row() -> None:
 async def test_a_graph_that_is_gone_fails_rollouts_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_agent, "_PATIENCE_SECONDS", 0.5)
     async with served() as running:
-        gym = await asyncio.to_thread(Gym.connect, f"{running.url}/g")
+        gym = await AsyncGym.connect(f"{running.url}/g")
     async with gym:
         found = [rollout async for rollout in gym.rollouts(rows(3))]
         assert [rollout["failure"]["kind"] for rollout in found] == ["unavailable"] * 3
@@ -147,28 +146,26 @@ async def test_a_graph_that_is_gone_fails_rollouts_and_not_the_run(monkeypatch: 
 async def test_bodies_are_as_small_as_the_gateway_wants_them() -> None:
     async with served(gateway={"max_request_bytes": 2_000}) as running, connected(running.url) as gym:
         assert await collect(gym, 100, concurrency=100) == dict.fromkeys(range(100), 1)
-        (rollout,) = await gym.arun(rows(1, text="x" * 3_000))
+        (rollout,) = await gym.run(rows(1, text="x" * 3_000))
         assert rollout["failure"]["kind"] == "too_large"
 
 
 async def test_a_wrong_token_ends_the_run() -> None:
     token = "a-token-of-the-graph"
     async with served(auth_token=token) as running, connected(running.url, auth_token=token) as gym:
-        gym._connection._batcher._headers["authorization"] = "Bearer another"  # it was taken back meanwhile
+        gym._core.connection._batcher._headers["authorization"] = "Bearer another"  # taken back meanwhile
         with pytest.raises(Unauthorized, match="auth_token"):
-            await gym.arun(rows(1))
+            await gym.run(rows(1))
 
 
 async def test_one_call_to_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as running, connected(running.url) as gym:
-        assert (await gym.acall("doer", "run", rows(4)[3]))["number"] == 3
+        assert (await gym.call("doer", "run", rows(4)[3]))["number"] == 3
         with pytest.raises(InvalidRequest):
-            await gym.acall("doer", "run", {"number": 0})
+            await gym.call("doer", "run", {"number": 0})
         with pytest.raises(Unavailable):
-            await gym.acall("doer", "run", rows(1, act="down")[0])
-        assert "verify_responses" not in await gym.acall(
-            "doer", "aggregate_metrics", {"verify_responses": []}
-        )
+            await gym.call("doer", "run", rows(1, act="down")[0])
+        assert "verify_responses" not in await gym.call("doer", "aggregate_metrics", {"verify_responses": []})
 
 
 async def test_the_span_of_a_rollout_travels_with_it() -> None:
@@ -186,12 +183,12 @@ async def test_the_span_of_a_rollout_travels_with_it() -> None:
 async def test_a_graph_without_a_token_is_not_steered() -> None:
     async with served() as running, connected(running.url) as gym:
         for steering in (
-            gym.pause(),
-            gym.resume(),
-            gym.aupdate_weights("policy", "7"),
-            gym.aset_model_endpoints("policy", ["http://127.0.0.1:9/v1"]),
+            gym.policy.pause(),
+            gym.policy.resume(),
+            gym.policy.update_weights("policy", "7"),
+            gym.policy.set_endpoints("policy", ["http://127.0.0.1:9/v1"]),
         ):
             with pytest.raises(Forbidden, match="needs a graph with a token"):
                 await steering
         with pytest.raises(BadRequest, match="update_weights with weights needs a graph on a Ray cluster"):
-            await gym.aupdate_weights("policy", "7", path="weights.safetensors")
+            await gym.policy.update_weights("policy", "7", path="weights.safetensors")

@@ -16,7 +16,7 @@ from support.remote_agents import graph, rows
 from support.upstream import ChatEndpoint
 from support.waiting import until
 
-from gym_serve import Gym, InvalidRequest
+from gym_serve import AsyncGym, Gym, InvalidRequest
 from gym_serve.client.deployed import launch
 from gym_serve.graph import GraphSpec, resolve
 
@@ -77,26 +77,26 @@ def test_rollouts_while_a_gateway_is_killed_and_both_are_replaced(
 def test_a_policy_that_is_steered(url: str, endpoints: list[ChatEndpoint]) -> None:
     row = {"prompt": "Which?", "agent_ref": {"name": "asker"}}
     with Gym.connect(url, TOKEN) as gym:
-        assert gym.policy_version is None
+        assert gym.policy.version() is None
         assert gym.run([row])[0].output_text == "first"
-        asyncio.run(gym.pause("wait"))
-        gym.set_model_endpoints("policy", [endpoints[1].url], model_name="m2", version="7")
-        assert gym.policy_version == "7"
+        gym.policy.pause("wait")
+        gym.policy.set_endpoints("policy", [endpoints[1].url], model_name="m2", version="7")
+        assert gym.policy.version() == "7"
         before = len(endpoints[1].requests)
 
         async def held() -> JSON:
-            episode = asyncio.ensure_future(gym.arun([row]))
+            episode = asyncio.ensure_future(AsyncGym.of(gym).run([row]))
             await asyncio.sleep(0.5)
             assert len(endpoints[1].requests) == before
-            await gym.resume()
+            await AsyncGym.of(gym).policy.resume()
             return (await episode)[0]
 
         rollout = asyncio.run(held())
         assert rollout["response"]["output"][0]["content"][0]["text"] == "second"
         assert endpoints[1].requests[-1]["model"] == "m2"
-        gym.update_weights("policy", "8")
-        assert gym.policy_version == "8"
+        gym.policy.update_weights("policy", "8")
+        assert gym.policy.version() == "8"
         with pytest.raises(InvalidRequest, match="base_urls"):
-            gym.set_model_endpoints("policy", ["file:///etc/passwd"])
+            gym.policy.set_endpoints("policy", ["file:///etc/passwd"])
     answer = httpx.post(f"{url}/policy/policy/pause", json={"mode": "keep"}, timeout=30)
     assert answer.status_code == 401

@@ -12,7 +12,7 @@ import pytest
 from support.killed import ChainModel, KilledChain
 from support.rollouts import JSON, read_jsonl
 
-from gym_serve import Gym, Progress
+from gym_serve import AsyncGym, Gym, Progress
 
 ROWS = [{"responses_create_params": {"input": "go", "user": f"u{n}"}, "number": n} for n in range(60)]
 
@@ -40,7 +40,7 @@ def comparable(path: Path) -> list[JSON]:
 
 
 async def test_kill_9_changes_no_rollout(gym: Gym, tmp_path: Path) -> None:
-    await gym.collect(ROWS, tmp_path / "calm.jsonl", concurrency=30)
+    await AsyncGym.of(gym).collect(ROWS, tmp_path / "calm.jsonl", concurrency=30)
     pid, killed = seeded(gym), []
 
     def kill(progress: Progress) -> None:
@@ -48,7 +48,7 @@ async def test_kill_9_changes_no_rollout(gym: Gym, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    report = await gym.collect(ROWS, tmp_path / "killed.jsonl", concurrency=30, progress=kill)
+    report = await AsyncGym.of(gym).collect(ROWS, tmp_path / "killed.jsonl", concurrency=30, progress=kill)
     assert killed
     assert report.complete
     for found, calm in zip(

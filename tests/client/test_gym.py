@@ -13,7 +13,7 @@ import ray
 from ray import serve
 from support.upstream import ChatEndpoint
 
-from gym_serve import BadRequest, ClusterMismatch, Conflict, GraphError, Gym, NotFound, Unavailable
+from gym_serve import AsyncGym, BadRequest, ClusterMismatch, Conflict, GraphError, Gym, NotFound, Unavailable
 
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "environments" / "mcqa" / "data" / "example.jsonl"
@@ -67,7 +67,7 @@ class Trainer:
 
     async def rewards(self) -> tuple[list[float], str]:
         blocking = [rollout["reward"] for rollout in self.gym.run([QUESTION])]
-        awaited = [rollout["reward"] for rollout in await self.gym.arun([QUESTION])]
+        awaited = [rollout["reward"] for rollout in await AsyncGym.of(self.gym).run([QUESTION])]
         return blocking + awaited, repr(self.gym)
 
 
@@ -139,7 +139,7 @@ def test_the_same_graph_is_joined_and_left_running(gym: Gym) -> None:
             connected.handle("policy")
     assert "first" in serve.status().applications
     with pytest.raises(BadRequest, match="first cannot be changed here: it belongs to process"):
-        Gym.attach("first").set_model_endpoints("policy", ["http://x/v1"])
+        Gym.attach("first").policy.set_endpoints("policy", ["http://x/v1"])
 
 
 def test_another_graph_under_a_name_that_is_taken_is_refused(gym: Gym) -> None:
@@ -157,13 +157,13 @@ def test_another_beside_it_changes_its_endpoints_live_and_alone_goes(gym: Gym) -
         with Gym.from_graph(graph, name="second", overrides={"models.policy.model": "old"}) as second:
             assert set(serve.status().applications) >= {"first", "second"}
             assert [r["reward"] for r in second.run([QUESTION] * 8)] == [0.0] * 8
-            second.set_model_endpoints("policy", [right.url], model_name="new")
+            second.policy.set_endpoints("policy", [right.url], model_name="new")
             assert [r["reward"] for r in second.run([QUESTION] * 8)] == [1.0] * 8
             assert len(wrong.requests) == len(right.requests) == 8
             models = [{r["model"] for r in endpoint.requests} for endpoint in (wrong, right)]
             assert models == [{"old"}, {"new"}]
             with pytest.raises(BadRequest, match="base_url"):
-                second.set_model_endpoints("mcqa_agent", ["http://x/v1"])
+                second.policy.set_endpoints("mcqa_agent", ["http://x/v1"])
     assert "second" not in serve.status().applications
     assert gym.run([QUESTION])[0]["_ng_rollout_id"] == "0-0"
     assert ray.is_initialized()
@@ -214,7 +214,7 @@ import ray
 address = sys.argv[1]
 assert not ray.is_initialized()
 async def main():
-    async with Gym.from_graph({graph!r}, address=address, name="trainer") as gym:
+    with Gym.from_graph({graph!r}, address=address, name="trainer") as gym:
         return [r["reward"] async for r in gym.rollouts([{row!r}] * 4)]
 import asyncio
 rewards = asyncio.run(main())

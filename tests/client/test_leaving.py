@@ -12,6 +12,7 @@ from ray.serve.schema import ApplicationStatus
 
 from gym_serve import BadRequest, Conflict, GraphError, Gym, NotFound, Unavailable
 from gym_serve.client import cluster, connection, deployed
+from gym_serve.client.core import Core
 from gym_serve.client.deployed import ClusterConnection
 from gym_serve.cluster import running as graph_running
 from gym_serve.cluster.deploy import GATEWAY
@@ -45,17 +46,16 @@ class FakeCluster:
 def a_gym() -> Gym:
     """A Gym that owns the graph."""
     found = FakeCluster(None)
-    return Gym(
-        ClusterConnection(
-            found,
-            name="default",
-            public=RESOLVED.public(),
-            url=found.http,
-            default_agent=None,
-            graph=RESOLVED,
-            claim=CLAIM,
-        )
+    connection = ClusterConnection(
+        found,
+        name="default",
+        public=RESOLVED.public(),
+        url=found.http,
+        default_agent=None,
+        graph=RESOLVED,
+        claim=CLAIM,
     )
+    return Gym(Core(connection))
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.Mon
     monkeypatch.setattr(graph_running, "running_version", lambda name: live[-1])
     monkeypatch.setattr(RunningVersion, "restore", restore)
     changing = a_gym()
-    changing.set_model_endpoints("policy", ["http://b/v1"], model_name="second")
-    changing.set_model_endpoints("judge", ["http://c/v1", "http://d/v1"])
-    changing.set_model_endpoints("policy", ["http://e/v1"])
+    changing.policy.set_endpoints("policy", ["http://b/v1"], model_name="second")
+    changing.policy.set_endpoints("judge", ["http://c/v1", "http://d/v1"])
+    changing.policy.set_endpoints("policy", ["http://e/v1"])
     assert told == [
         {"policy": {"base_url": "http://b/v1", "model": "second"}},
         {
@@ -111,7 +111,7 @@ def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.Mon
         },
     ]
     with pytest.raises(BadRequest, match="at least one endpoint"):
-        changing.set_model_endpoints("policy", [])
+        changing.policy.set_endpoints("policy", [])
     assert len(told) == 3
 
 
@@ -126,7 +126,7 @@ def test_the_graph_is_taken_down_also_where_a_connection_does_not_close(
 
     monkeypatch.setattr(ClusterConnection, "transport", lambda self, server: Transport())
     leaving = a_gym()
-    leaving._transport("policy")
+    leaving._core.transport("policy")
     with pytest.raises(RuntimeError, match="the cluster is gone"):
         leaving.shutdown()
     leaving.shutdown()

@@ -13,8 +13,10 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
-from gym_serve import BadRequest, Conflict, Gym, InvalidRequest
+from gym_serve import AsyncGym, BadRequest, Conflict, Gym, InvalidRequest
 from gym_serve.client import deployed
+from gym_serve.client.connection import LocalConnection
+from gym_serve.client.core import Core
 from gym_serve.cluster import ownership
 from gym_serve.cluster import running as graph_running
 from gym_serve.cluster.deploy import GATEWAY
@@ -95,7 +97,7 @@ def from_graph(owner: str | None = None) -> deployed.ClusterConnection:
 
 
 def move(connection: deployed.ClusterConnection) -> None:
-    connection.reconfigure("policy", {"base_url": "http://b/v1"})
+    asyncio.run(connection.reconfigure("policy", {"base_url": "http://b/v1"}))
 
 
 def test_a_restarted_process_of_the_run_takes_it_over(fake: Cluster) -> None:
@@ -229,22 +231,23 @@ def test_arguments_that_say_nothing(options: dict[str, Any], said: str) -> None:
 async def test_a_start_that_is_cancelled_is_undone(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """Also if it is through at the very moment: nobody else knows of the graph."""
     begun, may_end, ended = (threading.Event() for _ in range(3))
-    down: set[Gym] = set()
+    down: set[Core] = set()
 
-    def from_graph(*_: Any, **options: Any) -> Gym:
-        begun.set()
-        may_end.wait()
-        return real(SPEC, ray=False)
+    class Slow(LocalConnection):
+        def __init__(self, *arguments: Any) -> None:
+            begun.set()
+            may_end.wait()
+            super().__init__(*arguments)
 
-    def shutdown(gym: Gym) -> None:
-        down.add(gym)
-        shut_down(gym)
+    def shutdown(core: Core) -> None:
+        down.add(core)
+        shut_down(core)
         ended.set()
 
-    real, shut_down = Gym.from_graph, Gym.shutdown
-    monkeypatch.setattr(Gym, "from_graph", from_graph)
-    monkeypatch.setattr(Gym, "shutdown", shutdown)
-    starting = asyncio.create_task(Gym.afrom_graph(SPEC))
+    shut_down = Core.shutdown
+    monkeypatch.setattr("gym_serve.client.gym.LocalConnection", Slow)
+    monkeypatch.setattr(Core, "shutdown", shutdown)
+    starting = asyncio.create_task(AsyncGym.from_graph(SPEC, ray=False))
     await asyncio.to_thread(begun.wait)
     if not late:
         may_end.set()

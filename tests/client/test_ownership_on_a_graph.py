@@ -20,7 +20,7 @@ from support.processes import replicas_of
 from support.upstream import ChatEndpoint
 from support.waiting import wait_until
 
-from gym_serve import Conflict, Gym
+from gym_serve import AsyncGym, Conflict, Gym
 from gym_serve.cluster.serve_compat import worker_is_alive
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Trainer:
         return os.getpid()
 
     def move(self, url: str, model: str | None) -> None:
-        self._gym.set_model_endpoints("policy", [url], model)
+        self._gym.policy.set_endpoints("policy", [url], model)
 
     def hold_the_lock(self, seconds: int) -> None:
         """Run C code that does not let go of Python's lock."""
@@ -91,7 +91,7 @@ def test_who_lives(cluster: str) -> None:
 
 KILLED = """
 import os, signal, sys
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 address, graph = sys.argv[1], {graph!r}
 mine = Gym.from_graph(graph, address=address, name="abandoned", owner="run", lease_s={lease})
 kept = Gym.from_graph(graph, address=address, name="kept", lease_s={lease}, detached=True)
@@ -111,7 +111,7 @@ def test_what_a_killed_driver_leaves(cluster: str, tmp_path: Path) -> None:
     time.sleep(LEASE)
     replicas = replicas_of("kept")
     with Gym.from_graph(GRAPH, name="kept") as heir:
-        heir.set_model_endpoints("policy", [NOWHERE], "second")
+        heir.policy.set_endpoints("policy", [NOWHERE], "second")
         assert replicas_of("kept") == replicas
     assert not runs("kept")
 
@@ -136,11 +136,11 @@ async def ticks_during(work: Awaitable[T]) -> tuple[int, T]:
 
 async def test_the_event_loop_goes_on(cluster: str) -> None:
     counts = {}
-    counts["from_graph"], gym = await ticks_during(Gym.afrom_graph(GRAPH, name="ticking"))
-    counts["endpoints"], _ = await ticks_during(gym.aset_model_endpoints("policy", [NOWHERE], version="7"))
-    counts["weights"], _ = await ticks_during(gym.aupdate_weights("policy", "8"))
-    counts["attach"], guest = await ticks_during(Gym.aattach("ticking"))
-    counts["leave"], _ = await ticks_during(guest.ashutdown())
-    counts["shutdown"], _ = await ticks_during(gym.ashutdown())
+    counts["from_graph"], gym = await ticks_during(AsyncGym.from_graph(GRAPH, name="ticking"))
+    counts["endpoints"], _ = await ticks_during(gym.policy.set_endpoints("policy", [NOWHERE], version="7"))
+    counts["weights"], _ = await ticks_during(gym.policy.update_weights("policy", "8"))
+    counts["attach"], guest = await ticks_during(AsyncGym.attach("ticking"))
+    counts["leave"], _ = await ticks_during(guest.shutdown())
+    counts["shutdown"], _ = await ticks_during(gym.shutdown())
     assert min(counts["from_graph"], counts["shutdown"], counts["endpoints"]) > 5, counts
     assert not runs("ticking")

@@ -1,4 +1,4 @@
-"""`Gym.pause`, `Gym.resume` and `Gym.policy_version`: a policy that changes while episodes run."""
+"""`Policy.pause`, `Policy.resume` and `Policy.version`: a policy that changes while episodes run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 from support.upstream import ChatEndpoint
 from support.waiting import until
 
-from gym_serve import BadRequest, Gym, NotFound
+from gym_serve import AsyncGym, BadRequest, Gym, NotFound
 from gym_serve.cluster.weights import check_reach
 from gym_serve.training import samples
 
@@ -60,21 +60,22 @@ def graph(endpoint: ChatEndpoint, **settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 async def test_an_endpoint_that_changes_costs_no_rollout(mode: Literal["keep", "wait", "abort"]) -> None:
-    with Slow() as endpoint, Gym.from_graph(graph(endpoint), ray=False) as gym:
-        running = asyncio.ensure_future(gym.arun([ROW], repeats=2))
+    with Slow() as endpoint, Gym.from_graph(graph(endpoint), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        running = asyncio.ensure_future(gym.run([ROW], repeats=2))
         await until(lambda: len(endpoint.requests) == 2)
-        pause = asyncio.ensure_future(gym.pause(mode))
+        pause = asyncio.ensure_future(gym.policy.pause(mode))
         if mode == "wait":
             await asyncio.sleep(0.05)
             assert not pause.done()
             endpoint.let()
         await pause
-        late = asyncio.ensure_future(gym.arun([ROW]))
+        late = asyncio.ensure_future(gym.run([ROW]))
         endpoint.let()
         await asyncio.sleep(0.05)
         assert len(endpoint.requests) == 2  # the late one waits
-        await gym.aupdate_weights("policy", "7")
-        await gym.resume()
+        await gym.policy.update_weights("policy", "7")
+        await gym.policy.resume()
         rollouts = [*await running, *await late]
     assert [rollout.failure for rollout in rollouts] == [None] * 3
     assert len(endpoint.requests) == (5 if mode == "abort" else 3)
@@ -83,23 +84,24 @@ async def test_an_endpoint_that_changes_costs_no_rollout(mode: Literal["keep", "
 
 
 async def test_judges_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Slow() as endpoint, Gym.from_graph(graph(endpoint), ray=False) as gym:
-        await gym.pause()
+    with Slow() as endpoint, Gym.from_graph(graph(endpoint), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        await gym.policy.pause()
         body = {"input": "hi"}
-        assert await gym.acall("judge", "v1/responses", body)
-        asked = asyncio.ensure_future(gym.acall("policy", "v1/responses", body))
-        await gym.pause(model="judge")
-        other = asyncio.ensure_future(gym.acall("judge", "v1/responses", body))
+        assert await gym.call("judge", "v1/responses", body)
+        asked = asyncio.ensure_future(gym.call("policy", "v1/responses", body))
+        await gym.policy.pause(model="judge")
+        other = asyncio.ensure_future(gym.call("judge", "v1/responses", body))
         await asyncio.sleep(0.05)
         assert not other.done()
         endpoint.let()
-        await gym.resume(model="judge")
+        await gym.policy.resume(model="judge")
         await other
         assert not asked.done()
-        await gym.resume()
+        await gym.policy.resume()
         await asked
         with pytest.raises(NotFound, match="no model 'nobody'"):
-            await gym.pause(model="nobody")
+            await gym.policy.pause(model="nobody")
 
 
 def test_on_a_cluster_a_model_of_which_some_replicas_cannot_be_told_is_refused() -> None:
@@ -117,23 +119,28 @@ def test_on_a_cluster_a_model_of_which_some_replicas_cannot_be_told_is_refused()
 
 
 async def test_the_version_is_what_the_trainer_said_last() -> None:
-    with Slow() as endpoint, Gym.from_graph(graph(endpoint), ray=False) as gym:
-        assert gym.policy_version is None
-        await gym.aupdate_weights("policy", "3")
-        assert gym.policy_version == "3"
+    with Slow() as endpoint, Gym.from_graph(graph(endpoint), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        assert await gym.policy.version() is None
+        await gym.policy.update_weights("policy", "3")
+        assert await gym.policy.version() == "3"
         with pytest.raises(BadRequest, match="takes no weights"):
-            await gym.aupdate_weights("policy", "4", tensors=b"abc")
-        assert gym.policy_version == "3"
+            await gym.policy.update_weights("policy", "4", tensors=b"abc")
+        assert await gym.policy.version() == "3"
 
 
 async def test_the_versions_of_single_tokens_are_the_endpoints() -> None:
-    with Slow() as endpoint, Gym.from_graph(graph(endpoint, return_weight_versions=True), ray=False) as gym:
+    with (
+        Slow() as endpoint,
+        Gym.from_graph(graph(endpoint, return_weight_versions=True), ray=False) as blocking,
+    ):
+        gym = AsyncGym.of(blocking)
         endpoint.spans = [{"version": "8", "start": 0, "end": 1}, {"version": 9, "start": 1, "end": 3}]
         endpoint.let()
-        await gym.aupdate_weights("policy", "1")
-        (rollout,) = await gym.arun([ROW])
+        await gym.policy.update_weights("policy", "1")
+        (rollout,) = await gym.run([ROW])
         endpoint.spans = [{"version": "8", "start": 0, "end": 2}]  # they do not cover the answer
-        (other,) = await gym.arun([ROW])
+        (other,) = await gym.run([ROW])
     assert endpoint.requests[0]["return_weight_versions"] is True
     assert rollout["response"]["output"][-1]["weight_version"] == "8"
     assert samples(rollout)[0].versions == ["8", "9", "9"]

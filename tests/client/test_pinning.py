@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support.pinned import Pinned, SlowModel
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 from gym_serve.client import loop
 from gym_serve.servers.clients import EnvironmentClient
 
@@ -55,7 +55,7 @@ async def interleaved(open_one: Any, touch: Any) -> Counter[int]:
 
 
 def test_by_handle(gym: Gym) -> None:
-    resources = EnvironmentClient(gym._transport("env"))
+    resources = EnvironmentClient(gym._core.transport("env"))
 
     async def open_one(key: str) -> tuple[str, str | None, int]:
         session, fields = await resources.seed_session({"key": key})
@@ -123,7 +123,7 @@ async def test_kill_9_of_a_replica_ends_no_run(gym: Gym) -> None:
     assert ended["reward"] > 0
     assert set(ended) <= {"reward", "session_lost", "unavailable"}, ended
     assert ended["session_lost"] > 0, ended
-    counted = (await gym.astats())["metrics"]["gym_serve_sessions_lost_total"]
+    counted = (await AsyncGym.of(gym).stats())["metrics"]["gym_serve_sessions_lost_total"]
     assert [(point["labels"], point["value"]) for point in counted] == [
         ({"server": "env"}, ended["session_lost"])
     ]

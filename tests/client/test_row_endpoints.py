@@ -167,9 +167,9 @@ def test_the_key_is_in_no_failure_no_file_and_no_log(
     endpoint = named(other, headers={"X-Lease": "a-lease-of-42"})
     with Gym.from_graph(graph(own, row_endpoints=True), ray=False) as gym:
         (failed,) = gym.run([row(_ng_model=endpoint)])
-        report = asyncio.run(gym.collect([row()], tmp_path / "out.jsonl", endpoint=endpoint, attempts=1))
+        report = gym.collect([row()], tmp_path / "out.jsonl", endpoint=endpoint, attempts=1)
         other.echoes = False
-        asyncio.run(gym.collect([row()], tmp_path / "well.jsonl", endpoint=endpoint))
+        gym.collect([row()], tmp_path / "well.jsonl", endpoint=endpoint)
     assert failed.failure
     assert "wrong key" in failed.failure["detail"]
     assert report.progress.failed == 1
@@ -186,9 +186,9 @@ def test_files_hold_no_key_so_rows_with_one_are_not_collected(
     own, other = endpoints
     with Gym.from_graph(graph(own, row_endpoints=True), ray=False) as gym:
         with pytest.raises(InvalidRequest, match="endpoint=") as caught:
-            asyncio.run(gym.collect([row(_ng_model=named(other))], tmp_path / "out.jsonl"))
+            gym.collect([row(_ng_model=named(other))], tmp_path / "out.jsonl")
         bare = row(_ng_model={"base_url": other.url})
-        asyncio.run(gym.collect([bare], tmp_path / "bare.jsonl"))
+        gym.collect([bare], tmp_path / "bare.jsonl")
     assert KEY not in str(caught.value)
     assert len(other.requests) == 1
 

@@ -1,4 +1,4 @@
-"""`Gym.serve_policy`: the trainer generates; tokens go out, tokens come back."""
+"""`Policy.serve`: the trainer generates; tokens go out, tokens come back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.bells import CALL, Bell
 from support.letters import END, Letters, LettersModel
 from support.waiting import until
 
-from gym_serve import Gym, InvalidRequest, NotFound, PolicyAnswer, PolicyRequest
+from gym_serve import AsyncGym, Gym, InvalidRequest, NotFound, PolicyAnswer, PolicyRequest
 from gym_serve.deployments.callback_model import PolicyQueue
 from gym_serve.training import samples
 
@@ -49,7 +49,7 @@ ROW = {"prompt": "ring the bell"}
 def test_an_episode_with_a_tool_has_exact_tokens_from_turn_to_turn() -> None:
     policy = Policy()
     with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", policy)
+        gym.policy.serve("policy", policy)
         (rollout,) = gym.run([ROW], params={"temperature": 0.7, "max_output_tokens": 99}, seed=5)
     first, second = (request for batch in policy.batches for request in batch)
     said = [*Letters.ids(CALL), END]
@@ -74,7 +74,7 @@ def test_requests_are_batched_and_every_rollout_gets_its_own_answer() -> None:
 
     rows = [{"prompt": f"row {number:03}"} for number in range(60)]
     with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", echo, max_batch=16)
+        gym.policy.serve("policy", echo, max_batch=16)
         rollouts = gym.run(rows)
     texts = [rollout["response"]["output"][-1]["content"][0]["text"] for rollout in rollouts]
     assert texts == [row["prompt"] for row in rows]
@@ -95,9 +95,10 @@ async def test_an_asynchronous_function_runs_on_the_loop_of_the_trainer() -> Non
         running -= 1
         return [answer("ok", versions="7") for _ in requests]
 
-    with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", generate, max_batch=1)
-        rollouts = await gym.arun([ROW], repeats=8)
+    with Gym.from_graph(graph(), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        await gym.policy.serve("policy", generate, max_batch=1)
+        rollouts = await gym.run([ROW], repeats=8)
     assert loops == {asyncio.get_running_loop()}
     assert most > 1
     assert {rollout["response"]["output"][-1]["weight_version"] for rollout in rollouts} == {"7"}
@@ -109,12 +110,13 @@ async def test_versions_of_tokens_and_what_the_trainer_said() -> None:
     async def generate(requests: list[PolicyRequest]) -> list[PolicyAnswer]:
         return [answer("ok", versions=said.pop(0)) for _ in requests]
 
-    with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", generate)
-        (one,) = await gym.arun([ROW])
-        await gym.aupdate_weights("policy", "3")
-        (other,) = await gym.arun([ROW])
-        assert gym.policy_version == "3"
+    with Gym.from_graph(graph(), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        await gym.policy.serve("policy", generate)
+        (one,) = await gym.run([ROW])
+        await gym.policy.update_weights("policy", "3")
+        (other,) = await gym.run([ROW])
+        assert await gym.policy.version() == "3"
     assert samples(one)[0].versions == ["1", "1", "2"]
     assert samples(other)[0].versions == ["3"] * 3
 
@@ -131,9 +133,10 @@ async def test_a_cancelled_episode_cancels_its_generation() -> None:
             cancelled.set()
         return []
 
-    with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", generate, max_batch=1)
-        run = asyncio.ensure_future(gym.arun([ROW]))
+    with Gym.from_graph(graph(), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        await gym.policy.serve("policy", generate, max_batch=1)
+        run = asyncio.ensure_future(gym.run([ROW]))
         await begun.wait()
         run.cancel()
         await cancelled.wait()
@@ -147,11 +150,12 @@ async def test_another_trainer_gets_what_the_first_one_left() -> None:
         await asyncio.Event().wait()
         return []
 
-    with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", never)
-        run = asyncio.ensure_future(gym.arun([ROW], repeats=3))
+    with Gym.from_graph(graph(), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        await gym.policy.serve("policy", never)
+        run = asyncio.ensure_future(gym.run([ROW], repeats=3))
         await taken.wait()
-        await asyncio.to_thread(gym.serve_policy, "policy", Policy())
+        await gym.policy.serve("policy", Policy())
         rollouts = await run
     assert [rollout.failure for rollout in rollouts] == [None] * 3
 
@@ -176,13 +180,14 @@ async def test_a_pause_that_aborts_makes_the_calls_again() -> None:
         await go.wait()
         return [answer("ok") for _ in requests]
 
-    with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", generate, max_batch=1)
-        run = asyncio.ensure_future(gym.arun([ROW]))
+    with Gym.from_graph(graph(), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        await gym.policy.serve("policy", generate, max_batch=1)
+        run = asyncio.ensure_future(gym.run([ROW]))
         await until(lambda: len(prompts) == 1)
-        await gym.pause("abort")
+        await gym.policy.pause("abort")
         go.set()
-        await gym.resume()
+        await gym.policy.resume()
         (rollout,) = await run
     assert rollout.failure is None
     assert len(prompts) == 2
@@ -204,7 +209,7 @@ async def test_a_pause_that_aborts_makes_the_calls_again() -> None:
 )
 def test_a_policy_that_fails_is_a_failure_and_never_a_zero(wrong: Any) -> None:
     with Gym.from_graph(graph(), ray=False) as gym:
-        gym.serve_policy("policy", wrong)
+        gym.policy.serve("policy", wrong)
         (rollout,) = gym.run([ROW])
     assert rollout.failure is not None
     assert rollout.failure["retryable"]
@@ -214,20 +219,20 @@ def test_a_policy_that_fails_is_a_failure_and_never_a_zero(wrong: Any) -> None:
 def test_what_cannot_be_served_is_refused() -> None:
     with Gym.from_graph(graph(policy_timeout=0.2), ray=False) as gym:
         with pytest.raises(NotFound, match="no model 'other'"):
-            gym.serve_policy("other", Policy())
+            gym.policy.serve("other", Policy())
         with pytest.raises(InvalidRequest, match="`generate` must be"):
-            gym.serve_policy("policy", 7)
+            gym.policy.serve("policy", 7)
         with pytest.raises(InvalidRequest, match="at least 1"):
-            gym.serve_policy("policy", Policy(), max_batch=0)
+            gym.policy.serve("policy", Policy(), max_batch=0)
         (rollout,) = gym.run([ROW])  # nobody serves it
     assert rollout.failure is not None
-    assert "serve_policy" in rollout.failure["detail"]
+    assert "policy.serve" in rollout.failure["detail"]
 
 
 def test_a_prompt_beyond_the_context_ends_the_episode_and_answers_may_be_cut() -> None:
     policy = Policy()
     with Gym.from_graph(graph(max_model_len=60), ray=False) as gym:
-        gym.serve_policy("policy", policy)
+        gym.policy.serve("policy", policy)
         (rollout,) = gym.run([ROW])
     assert rollout.failure is None
     assert len(policy.batches) == 1  # the second prompt does not fit

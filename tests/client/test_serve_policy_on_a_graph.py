@@ -15,7 +15,7 @@ import ray
 from support.letters import Engine, HangingEngine, LettersModel, answers
 from support.upstream import ChatEndpoint
 
-from gym_serve import BadRequest, Gym, PolicyAnswer, PolicyRequest
+from gym_serve import AsyncGym, BadRequest, Gym, PolicyAnswer, PolicyRequest
 
 KEY = "sk-of-the-row-1234567890"
 ROW: dict[str, Any] = {"prompt": "?", "options": [{"A": "one"}, {"B": "two"}], "expected_answer": "A"}
@@ -56,28 +56,28 @@ def test_a_function_and_then_an_actor_serve_two_replicas(gym: Gym) -> None:
         sizes.append(len(requests))
         return answers(requests)
 
-    gym.serve_policy("policy", generate)
+    gym.policy.serve("policy", generate)
     rollouts = gym.run([ROW], repeats=12, agent="agent")
     assert [(rollout.failure, rollout.reward) for rollout in rollouts] == [(None, 1.0)] * 12
     assert sum(sizes) == 12
     actor = ray.remote(num_cpus=0)(Engine).remote()
-    gym.serve_policy("policy", actor)
+    gym.policy.serve("policy", actor)
     rollouts = gym.run([ROW], repeats=12, agent="agent")
     assert [rollout.failure for rollout in rollouts] == [None] * 12
     assert rollouts[0]["response"]["output"][-1]["weight_version"] == "4"
     assert ray.get(actor.asked.remote()) == 12
     # Nobody takes the policy's place over HTTP.
     assert httpx.post(f"{gym.url}/policy/each/policy/take", json={}, timeout=60).status_code == 404
-    refused = pytest.raises(BadRequest, match="serve_policy needs a graph on a Ray cluster")
+    refused = pytest.raises(BadRequest, match=r"policy\.serve needs a graph on a Ray cluster")
     with Gym.connect(gym.url) as connected, refused:
-        connected.serve_policy("policy", generate)
+        connected.policy.serve("policy", generate)
     ray.kill(actor)
 
 
 async def test_a_cancelled_episode_cancels_its_generation_in_the_actor(gym: Gym) -> None:
     actor = ray.remote(num_cpus=0)(HangingEngine).remote()
-    await asyncio.to_thread(gym.serve_policy, "policy", actor, max_batch=1)
-    run = asyncio.ensure_future(gym.arun([ROW], repeats=2, agent="agent"))
+    await asyncio.to_thread(gym.policy.serve, "policy", actor, max_batch=1)
+    run = asyncio.ensure_future(AsyncGym.of(gym).run([ROW], repeats=2, agent="agent"))
     while (await actor.counts.remote())[0] < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     run.cancel()
@@ -103,10 +103,10 @@ def test_the_endpoint_of_a_row_reaches_its_model_and_its_key_no_log(gym: Gym) ->
 
 async def test_what_runs_inside_an_agent_cannot_be_paused_or_moved(gym: Gym) -> None:
     with pytest.raises(BadRequest, match="take it out of `inline` of other"):
-        await gym.pause(model="named")
+        await AsyncGym.of(gym).policy.pause(model="named")
     with pytest.raises(BadRequest, match="take it out of `inline` of other"):
-        await gym.aset_model_endpoints("named", ["http://127.0.0.1:10/v1"])
+        await AsyncGym.of(gym).policy.set_endpoints("named", ["http://127.0.0.1:10/v1"])
     with pytest.raises(BadRequest, match="take it out of `inline` of other"):
-        await gym.aupdate_weights("named", "2")
-    await gym.pause(model="policy")
-    await gym.resume(model="policy")
+        await AsyncGym.of(gym).policy.update_weights("named", "2")
+    await AsyncGym.of(gym).policy.pause(model="policy")
+    await AsyncGym.of(gym).policy.resume(model="policy")

@@ -15,6 +15,7 @@ from support.letters import END, Letters, LettersModel
 from support.waiting import until, wait_until
 
 from gym_serve import (
+    AsyncGym,
     Gym,
     InvalidRequest,
     OperatorError,
@@ -73,8 +74,9 @@ async def test_the_tokens_of_a_group_are_at_most_so_old(straddle: Any) -> None:
     rows = [{"prompt": "slow" if number % 4 == 0 else "fast", "number": number} for number in range(30)]
     found = []
     mixed = 0
-    with Gym.from_graph(letters_graph(), ray=False) as gym:
-        gym.serve_policy("policy", engine.generate, max_batch=1)
+    with Gym.from_graph(letters_graph(), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        await gym.policy.serve("policy", engine.generate, max_batch=1)
         stream = gym.stream(
             rows, size=2, max_staleness=k, batch=batch, straddle=straddle, concurrency=12, attempts=1
         )
@@ -92,10 +94,10 @@ async def test_the_tokens_of_a_group_are_at_most_so_old(straddle: Any) -> None:
                     assert len(set.union(*tokens)) == 1
                 found.append(group.row["number"])
                 if len(found) % batch == 0:
-                    await gym.pause("keep")
+                    await gym.policy.pause("keep")
                     engine.version += 1
-                    await gym.aupdate_weights("policy", str(engine.version))
-                    await gym.resume()
+                    await gym.policy.update_weights("policy", str(engine.version))
+                    await gym.policy.resume()
         text = gym.metrics()
     assert sorted(found) == list(range(30))
     assert [stream.counts.begun, stream.counts.taken, stream.counts.ready] == [30, 30, 0]
@@ -111,13 +113,14 @@ async def test_the_tokens_of_a_group_are_at_most_so_old(straddle: Any) -> None:
 
 
 async def test_what_is_too_old_is_cancelled_at_the_endpoint_and_made_again() -> None:
-    with HeldEndpoint() as endpoint, Gym.from_graph(graph_of(endpoint), ray=False) as gym:
+    with HeldEndpoint() as endpoint, Gym.from_graph(graph_of(endpoint), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
         stream = gym.stream([row("slow?"), row("fast?")], size=2, max_staleness=1, batch=1)
         async with aclosing(stream):
             assert (await anext(stream)).row["prompt"] == "fast?"
             await until(lambda: endpoint.held == 2)
-            await gym.aupdate_weights("policy", "1")
-            await gym.aupdate_weights("policy", "2")
+            await gym.policy.update_weights("policy", "1")
+            await gym.policy.update_weights("policy", "2")
             await until(lambda: endpoint.cancelled == 2)
             await until(lambda: endpoint.held == 2)
             endpoint.let()
@@ -141,7 +144,7 @@ def test_groups_are_made_while_the_trainers_thread_learns() -> None:
                 made = min(2 + count % 2, 6 - count)
                 wait_until(lambda made=made: stream.counts.ready == made)
                 if count % 2 == 0:
-                    gym.update_weights("policy", str(count))
+                    gym.policy.update_weights("policy", str(count))
         assert count == 6
 
 
@@ -182,9 +185,9 @@ async def test_what_runs_is_cancelled_in_the_end(how: str) -> None:
             await stream.aclose()
             await stream.aclose()
         else:
-            await gym.ashutdown()
+            gym.shutdown()
         await until(lambda: endpoint.cancelled == 2)
-        await gym.ashutdown()
+        gym.shutdown()
 
 
 def test_a_stream_that_is_never_read_makes_nothing() -> None:

@@ -9,13 +9,13 @@ import ray
 from support.held import HeldEndpoint, graph_of, row
 from support.waiting import until
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 
 
 @ray.remote
 def update(gym: Gym, version: str) -> None:
     """Tell a version, as a trainer in another process does."""
-    gym.update_weights("policy", version)
+    gym.policy.update_weights("policy", version)
 
 
 async def test_a_version_of_another_process_cuts_off_what_is_too_old(deploy: Callable[..., Any]) -> None:
@@ -51,6 +51,6 @@ async def test_a_stream_over_http_follows_the_version_of_the_cluster(deploy: Cal
                     assert (
                         len(endpoint.requests) == 4
                     )  # nothing is made for the next version before it is there
-                    await gym.aupdate_weights("policy", "1")
+                    await AsyncGym.of(gym).policy.update_weights("policy", "1")
     assert [group.staleness for group in found] == [0] * 4
     assert all(group.usable for group in found)

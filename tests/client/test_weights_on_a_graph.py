@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -66,15 +65,15 @@ def _said_by_one(gym: Gym) -> dict[int, tuple[str, str]]:
 
 def test_tensors_reach_every_replica(gym: Gym) -> None:
     assert set(_said(gym).values()) == {("first", "0")}
-    gym.update_weights("policy", "1", tensors=b"second")
+    gym.policy.update_weights("policy", "1", tensors=b"second")
     assert set(_said(gym).values()) == {("second", "1")}
     assert gym.call("other", "v1/responses", {"input": "a"})["weights"] == "first"
 
 
 def test_wrong_weights_are_not_kept(gym: Gym) -> None:
-    gym.update_weights("policy", "2", tensors=b"third")
+    gym.policy.update_weights("policy", "2", tensors=b"third")
     with pytest.raises(BadRequest, match="not the weights"):
-        gym.update_weights("policy", "3", tensors=b"wrong")
+        gym.policy.update_weights("policy", "3", tensors=b"wrong")
     assert set(_replaced(gym).values()) == {("third", "2")}
 
 
@@ -92,7 +91,7 @@ def test_over_http_all_replicas_are_told_as_well(gym: Gym, tmp_path: Path) -> No
 
 def test_a_pause_holds_every_replica_and_those_that_start_later(gym: Gym) -> None:
     pids = set(_said(gym))
-    asyncio.run(gym.pause(model="policy"))
+    gym.policy.pause(model="policy")
     for _ in range(4):  # of both
         with pytest.raises(DeadlineExceeded):
             gym.call("policy", "v1/responses", {"input": "a"}, timeout=0.2)
@@ -100,7 +99,7 @@ def test_a_pause_holds_every_replica_and_those_that_start_later(gym: Gym) -> Non
         os.kill(pid, signal.SIGKILL)
     while not _is_paused(gym):
         time.sleep(0.05)
-    asyncio.run(gym.resume(model="policy"))
+    gym.policy.resume(model="policy")
     assert not set(_said(gym)) & pids
     assert httpx.post(f"{gym.url}/policy/each/policy/pause", timeout=60).status_code == 404
 

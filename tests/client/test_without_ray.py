@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import pickle
@@ -14,7 +13,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gym_serve import BadRequest, GraphError, Gym, InvalidRequest, ResourcesServer, Unavailable, Verdict
+from gym_serve import (
+    AsyncGym,
+    BadRequest,
+    GraphError,
+    Gym,
+    InvalidRequest,
+    ResourcesServer,
+    Unavailable,
+    Verdict,
+)
+from gym_serve.client.policy import AsyncPolicy, Policy
 
 ROOT = Path(__file__).parents[2]
 WEATHER = ROOT / "graphs" / "weather.yaml"
@@ -68,8 +77,9 @@ with Gym.from_graph({str(WEATHER)!r}, ray=False) as gym:
     assert len(rollouts) == 18 and all("failure" not in r for r in rollouts)
     async def rest():
         groups = [g async for g in gym.groups({str(ROWS)!r}, size=2)]
-        return groups, await gym.collect({str(ROWS)!r}, {str(tmp_path / "out.jsonl")!r})
-    groups, report = asyncio.run(rest())
+        return groups
+    groups = asyncio.run(rest())
+    report = gym.collect({str(ROWS)!r}, {str(tmp_path / "out.jsonl")!r})
     assert len(groups) == 9 and report.complete
     assert {{s["state"] for s in gym.health().values()}} == {{"ready"}}
 print("ray" in sys.modules)
@@ -120,34 +130,52 @@ def test_replicas_and_cpus_are_no_obstacle() -> None:
             with pytest.raises(BadRequest, match=r"needs a graph on a Ray cluster; .* in this process"):
                 refused()
         with pytest.raises(BadRequest, match="takes no weights"):
-            gym.update_weights("policy", "1", tensors=b"")
+            gym.policy.update_weights("policy", "1", tensors=b"")
         with pytest.raises(BadRequest, match="needs a graph on a Ray cluster"):
-            gym.set_model_endpoints("policy", ["http://127.0.0.1:1/v1"])
+            gym.policy.set_endpoints("policy", ["http://127.0.0.1:1/v1"])
 
 
-def test_every_blocking_method_has_an_async_form() -> None:
-    methods = {name: method for name, method in vars(Gym).items() if inspect.isfunction(method)}
-    waits = [n for n, m in methods.items() if n[0] != "_" and not inspect.iscoroutinefunction(m)]
-    # No wait, or an iterator.
-    immediate = {
-        *("rollouts", "groups", "run_examples", "stream"),
-        *("handle", "metrics", "serve_policy", "spending", "track"),
-    }
-    lacking = [name for name in waits if not inspect.iscoroutinefunction(methods.get(f"a{name}"))]
-    assert set(lacking) == immediate
+@pytest.mark.parametrize(("blocking", "awaited"), [(Gym, AsyncGym), (Policy, AsyncPolicy)])
+def test_both_faces_have_the_same_methods_and_wait_in_their_own_way(blocking: type, awaited: type) -> None:
+    def methods(cls: type) -> dict[str, Any]:
+        functions = {name: getattr(cls, name) for name in vars(cls) if name[0] != "_" and name != "of"}
+        return {name: function for name, function in functions.items() if inspect.isroutine(function)}
+
+    assert methods(blocking).keys() == methods(awaited).keys()
+    for name, method in methods(awaited).items():
+        assert inspect.iscoroutinefunction(method), name
+        assert not inspect.iscoroutinefunction(methods(blocking)[name]), name
+        parameters = [
+            list(inspect.signature(cls[name]).parameters.values())
+            for cls in map(methods, (blocking, awaited))
+        ]
+        assert parameters[0] == parameters[1], name
+
+
+async def test_a_graph_that_is_awaited_from_its_start_to_its_end(tmp_path: Path) -> None:
+    Lamp.events = []
+    async with await AsyncGym.from_graph(graph(lamp={"type": Lamp}), ray=False) as gym:
+        (rollout,) = await gym.run([{"prompt": "x"}])
+        assert [group.usable async for group in gym.groups([{"prompt": "x"}], size=2)] == [True]
+        assert not await gym.compares(rollout)
+        assert (await gym.compare([rollout])).rollouts[0].reward == 1.0
+        assert (await gym.collect([{"prompt": "x"}], tmp_path / "out.jsonl")).complete
+        await gym.policy.update_weights("policy", "7")
+        assert await gym.policy.version() == "7"
+    assert Lamp.events == ["lamp on", "lamp off"]
 
 
 async def test_every_call_works_inside_a_running_loop() -> None:
     Lamp.events = []
-    async with Gym.from_graph(graph(lamp={"type": Lamp}), ray=False) as gym:
+    with Gym.from_graph(graph(lamp={"type": Lamp}), ray=False) as gym:
         row = {"prompt": "x"}
         found = [rollout["reward"] async for rollout in gym.rollouts([row], repeats=3)]
         assert found == [1.0] * 3
-        for rollouts in (gym.run([row]), await gym.arun([row])):
+        for rollouts in (gym.run([row]), await AsyncGym.of(gym).run([row])):
             assert [rollout["reward"] for rollout in rollouts] == [1.0]
-        assert gym.health() == await gym.ahealth()
+        assert gym.health() == await AsyncGym.of(gym).health()
         body = {"response": {"output": []}}
-        assert gym.call("lamp", "verify", body) == await gym.acall("lamp", "verify", body)
+        assert gym.call("lamp", "verify", body) == await AsyncGym.of(gym).call("lamp", "verify", body)
 
 
 def test_an_interrupt_cancels_what_run_began() -> None:
@@ -155,7 +183,7 @@ def test_an_interrupt_cancels_what_run_began() -> None:
     code = f"""
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-from gym_serve import Gym, Verdict, ResourcesServer
+from gym_serve import Gym, ResourcesServer, Verdict
 import asyncio
 class Slow(ResourcesServer):
     async def verify(self):
@@ -207,7 +235,7 @@ def test_numbers_of_any_size_come_back_exactly(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with Gym.from_graph(graph(large={"type": Large}), ray=False) as gym:
         assert [int(each["value"]) for each in gym.run(rows)] == numbers
-        report = asyncio.run(gym.collect(rows, out, repeats=2))
+        report = gym.collect(rows, out, repeats=2)
         assert report.complete
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert (

@@ -13,7 +13,7 @@ from support.letters import LettersModel, LettersSglang, answers
 from support.waiting import until
 
 from gym_serve import PolicyAnswer, PolicyRequest
-from gym_serve.client.policy import PolicyService
+from gym_serve.client.policy_service import PolicyService
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.genrm_model import GenrmModel
 from gym_serve.deployments.openai_model import OpenAIModel

@@ -18,7 +18,7 @@ from support.letters import END, PAIRS, VOCABULARY, Letters, LettersSglang
 from support.sglang import SglangServer
 from support.waiting import until
 
-from gym_serve import Gym, OperatorError
+from gym_serve import AsyncGym, Gym, OperatorError
 from gym_serve.deployments.sglang_model import _joined, _request, read_generation, sampling_params
 from gym_serve.deployments.tokenizing import Generation
 from gym_serve.training import samples
@@ -112,8 +112,9 @@ def test_a_request_has_an_id_of_its_own_at_every_attempt(server: SglangServer) -
 
 async def test_weights_that_change_in_the_middle_keep_the_tokens_made_before(server: SglangServer) -> None:
     server.version, server.steps = "1", 5
-    with Gym.from_graph(graph(server), ray=False) as gym:
-        run = asyncio.ensure_future(gym.arun([ROW], params={"max_output_tokens": 400}))
+    with Gym.from_graph(graph(server), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        run = asyncio.ensure_future(gym.run([ROW], params={"max_output_tokens": 400}))
         await until(lambda: server.running == 1)
         await asyncio.sleep(0.05)  # it has made its five tokens
         server.version, server.steps = "2", None
@@ -132,8 +133,9 @@ async def test_weights_that_change_in_the_middle_keep_the_tokens_made_before(ser
 
 async def test_an_abort_while_the_engine_has_no_token_yet_costs_nothing(server: SglangServer) -> None:
     server.steps = 0
-    with Gym.from_graph(graph(server), ray=False) as gym:
-        run = asyncio.ensure_future(gym.arun([ROW]))
+    with Gym.from_graph(graph(server), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        run = asyncio.ensure_future(gym.run([ROW]))
         await until(lambda: server.running == 1)
         server.steps = None
         server.abort_all()
@@ -144,8 +146,9 @@ async def test_an_abort_while_the_engine_has_no_token_yet_costs_nothing(server: 
 
 async def test_a_cancelled_episode_aborts_its_generation_by_its_id(server: SglangServer) -> None:
     server.steps = 2
-    with Gym.from_graph(graph(server), ray=False) as gym:
-        run = asyncio.ensure_future(gym.arun([ROW]))
+    with Gym.from_graph(graph(server), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        run = asyncio.ensure_future(gym.run([ROW]))
         await until(lambda: server.running == 1)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -156,16 +159,17 @@ async def test_a_cancelled_episode_aborts_its_generation_by_its_id(server: Sglan
 
 async def test_a_pause_that_aborts_ends_it_in_the_engine_too(server: SglangServer) -> None:
     server.steps = 2
-    with Gym.from_graph(graph(server), ray=False) as gym:
-        run = asyncio.ensure_future(gym.arun([ROW]))
+    with Gym.from_graph(graph(server), ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
+        run = asyncio.ensure_future(gym.run([ROW]))
         await until(lambda: server.running == 1)
-        await gym.pause("abort")
+        await gym.policy.pause("abort")
         await until(lambda: server.running == 0)
         server.steps = None
-        await gym.aupdate_weights("policy", "3")
-        await gym.resume()
+        await gym.policy.update_weights("policy", "3")
+        await gym.policy.resume()
         (rollout,) = await run
-        assert gym.policy_version == "3"
+        assert await gym.policy.version() == "3"
     assert rollout.failure is None
     (sample,) = samples(rollout)
     check_log_probs(sample)

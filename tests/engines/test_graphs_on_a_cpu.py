@@ -51,19 +51,19 @@ def test_rollouts_with_a_judge_on_vllm(judged: Gym) -> None:
 
 def test_new_weights_of_hf_engine_outlive_a_replica(judged: Gym, other: Path) -> None:
     before = _said(judged, "policy")
-    judged.update_weights("policy", "1", path=other)
+    judged.policy.update_weights("policy", "1", path=other)
     after = _said(judged, "policy")
     assert (after[0] != before[0], after[1]) == (True, "1")
-    judged.update_weights("policy", "2", tensors=(other / "model.safetensors").read_bytes())
+    judged.policy.update_weights("policy", "2", tensors=(other / "model.safetensors").read_bytes())
     with pytest.raises(BadRequest, match="not the weights"):
-        judged.update_weights("policy", "3", tensors=_of_another_model())
+        judged.policy.update_weights("policy", "3", tensors=_of_another_model())
     _kill("ServeReplica:math_gpu_judge:policy")
     assert _said(judged, "policy") == (after[0], "2")
 
 
 def test_new_weights_of_vllm_outlive_its_engine(judged: Gym, other: Path) -> None:
     before = _said(judged, "gpu_judge")
-    judged.update_weights("gpu_judge", "1", tensors=(other / "model.safetensors").read_bytes())
+    judged.policy.update_weights("gpu_judge", "1", tensors=(other / "model.safetensors").read_bytes())
     after = _said(judged, "gpu_judge")
     assert (after[0] != before[0], after[1]) == (True, "1")
     _kill("EngineCore", below="ServeReplica:math_gpu_judge:gpu_judge")

@@ -14,6 +14,7 @@ from support.docs import ROOT, blocks_of
 from support.packed_attention import varlen_attention
 
 from gym_serve import Gym, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve.client.policy import Policy
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.training.trl import (
     RolloutWorker,
@@ -124,18 +125,21 @@ def test_a_batch_has_the_trainers_weights_exact_tokens_and_masked_failures(gym: 
 
 def test_weights_are_pushed_once_a_step(gym: Gym, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed: list[str] = []
-    update = gym.update_weights
+    update = Policy.update_weights
     monkeypatch.setattr(
-        gym,
+        Policy,
         "update_weights",
-        lambda model, version, **given: (pushed.append(version), update(model, version, **given)),
+        lambda policy, model, version, **given: (
+            pushed.append(version),
+            update(policy, model, version, **given),
+        ),
     )
     ask = rollout_func(gym, model="policy")
     for step in (4, 4, 5):
         trainer.state.global_step = step
         ask(asked_by(trainer, 0), trainer)
     assert pushed == ["4", "5"]
-    assert gym.policy_version == "5"
+    assert gym.policy.version() == "5"
 
 
 def test_rewards_and_metrics_reach_the_trainer() -> None:
@@ -350,7 +354,7 @@ def test_the_asynchronous_trainer_trains_on_what_the_graph_makes(
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "ratio" in entry]
     assert len(logs) == 4
-    assert gym.policy_version == str(trainer.model_version) == "5"
+    assert gym.policy.version() == str(trainer.model_version) == "5"
     assert logs[0]["ratio"] == pytest.approx(1, abs=1e-3)  # its probabilities are the engine's
     assert all(0 <= entry["rollouts/staleness"] <= 2 for entry in logs)
     assert {entry["rollouts/failed"] for entry in logs} == {0.0}

@@ -146,8 +146,8 @@ def test_calls_to_a_server_behind_a_url_are_counted_once() -> None:
 def test_new_weights_are_timed_and_their_version_is_shown() -> None:
     with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
         assert "policy_version{" not in gym.metrics()
-        gym.update_weights("policy", "step-6")
-        gym.update_weights("policy", "step-7")
+        gym.policy.update_weights("policy", "step-6")
+        gym.policy.update_weights("policy", "step-7")
         text = gym.metrics()
     assert _sum_in(text, "gym_serve_weights_update_seconds_count", model="policy") == 2
     assert _sum_in(text, "gym_serve_policy_version", model="policy") == 7

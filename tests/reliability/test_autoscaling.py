@@ -68,7 +68,7 @@ class Sessions:
     """Sessions that are called all the time, and know how often."""
 
     def __init__(self, gym: Gym, server: str) -> None:
-        self._resources = EnvironmentClient(gym._transport(server))
+        self._resources = EnvironmentClient(gym._core.transport(server))
         self.live: dict[str, str] = {}
         self.calls: dict[str, int] = {}
         self.homes: dict[str, int] = {}

@@ -16,7 +16,7 @@ import pytest
 from support.hanging import HangingEndpoint, HangingEnvironment, Notes
 from support.processes import replicas_of
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 
 PATIENCE = 60.0  # seconds; how long it took is printed, and is well below one
 LIMIT = 4.0  # seconds in which an episode comes to where it hangs; both kinds of it wait side by side
@@ -190,7 +190,7 @@ async def test_a_plain_function_runs_to_its_end(gym: Gym, notes: Notes) -> None:
 
 async def sessions(gym: Gym) -> int:
     """How many sessions of the environment count."""
-    servers = (await gym.apressure())["servers"]
+    servers = (await AsyncGym.of(gym).pressure())["servers"]
     return int(servers["env"]["sessions"])
 
 

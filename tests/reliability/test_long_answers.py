@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.burners import BURNERS, HONEST, Numbered
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 
 BUSY = 8  # processes
 
@@ -44,7 +44,9 @@ async def test_all_are_scored_and_right(gym: Gym) -> None:
         for n in range(count)
     ]
     begun = time.monotonic()
-    rollouts = sorted(await gym.arun(rows, concurrency=count), key=lambda rollout: rollout.task_index)
+    rollouts = sorted(
+        await AsyncGym.of(gym).run(rows, concurrency=count), key=lambda rollout: rollout.task_index
+    )
     print(f"{count} answers in {time.monotonic() - begun:.0f} s at a load of {os.getloadavg()[0]:.0f}")
     assert [rollout.failure for rollout in rollouts] == [None] * count
     assert [rollout.reward for rollout in rollouts] == [0.0] * len(BURNERS) + [1.0] * 3 + [0.0] * 3

@@ -14,7 +14,7 @@ from support.processes import replicas_of
 from support.rollouts import JSON, keys, read_jsonl, write_jsonl
 from support.stragglers import StragglingEnvironment, StragglingModel
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 from gym_serve.rollouts import Progress
 from gym_serve.types.errors import Conflict, InvalidRequest
 
@@ -106,7 +106,7 @@ def test_compare_over_http(gym: Gym) -> None:
 
 @pytest.mark.parametrize("remote", [False, True])
 async def test_collect_compares_when_all_have_ended(gym: Gym, tmp_path: Path, remote: bool) -> None:
-    used = await asyncio.to_thread(Gym.connect, gym.url) if remote else gym
+    used = await AsyncGym.connect(gym.url) if remote else AsyncGym.of(gym)
     source = [slow(0), slow(1), slow(2) | {"principle": "none"}]
     report = await used.collect(source, tmp_path / "out.jsonl", repeats=2, attempts=1, agent="agent")
     assert not report.complete
@@ -117,7 +117,7 @@ async def test_collect_compares_when_all_have_ended(gym: Gym, tmp_path: Path, re
     assert [rollout["reward"] for rollout in found] == [2.0, 0.0, 2.0, 0.0]
     assert {rollout["verify_reward"] for rollout in found} == {0.5}
     if remote:
-        await asyncio.to_thread(used.shutdown)
+        await used.shutdown()
 
 
 async def test_orders(gym: Gym) -> None:
@@ -146,6 +146,7 @@ async def test_an_option_that_there_is_not(gym: Gym) -> None:
 async def test_collect_survives_the_death_of_the_agent(gym: Gym, tmp_path: Path) -> None:
     """Its only replica is killed: what ran there is tried again, and the failures say what happened."""
     output = tmp_path / "out.jsonl"
+    source = [slow(n) for n in range(60)]
     (pid,) = replicas_of("stragglers")["agent"]
     killed: list[int] = []
 
@@ -154,7 +155,7 @@ async def test_collect_survives_the_death_of_the_agent(gym: Gym, tmp_path: Path)
             killed.append(now.finished)
             os.kill(pid, signal.SIGKILL)
 
-    report = await gym.collect([slow(n) for n in range(60)], output, concurrency=20, progress=progress)
+    report = await AsyncGym.of(gym).collect(source, output, concurrency=20, progress=progress)
     assert killed
     assert report.complete
     assert keys(read_jsonl(output)) == [(task, 0) for task in range(60)]
@@ -163,7 +164,7 @@ async def test_collect_survives_the_death_of_the_agent(gym: Gym, tmp_path: Path)
     assert metrics["failures"] == dict(report.progress.failed_attempts)
     assert metrics["agent_metrics"]["mean/verify_reward"] == 0.5
 
-    again = await gym.collect([slow(n) for n in range(60)], output, resume=True)
+    again = await AsyncGym.of(gym).collect(source, output, resume=True)
     assert again.progress.earlier == 60
     with pytest.raises(Conflict, match=r"expansion.repeats: was 1, is 2"):
-        await gym.collect([slow(n) for n in range(60)], output, resume=True, repeats=2)
+        await AsyncGym.of(gym).collect(source, output, resume=True, repeats=2)

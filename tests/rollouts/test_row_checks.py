@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from gym_serve import Gym, InvalidRequest, ModelServer, ResourcesServer, Response
+from gym_serve import AsyncGym, Gym, InvalidRequest, ModelServer, ResourcesServer, Response
 from gym_serve.cli import main
 from gym_serve.rollouts.rows import Problems
 from gym_serve.rollouts.runner import _alike
@@ -65,7 +65,7 @@ def rows(number: int, **keys: Any) -> list[dict[str, Any]]:
 
 async def test_collect_asks_no_model_for_rows_without_their_gold(gym: Gym, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as error:
-        await gym.collect(rows(300), tmp_path / "out.jsonl")
+        await AsyncGym.of(gym).collect(rows(300), tmp_path / "out.jsonl")
     assert asked == []
     lines = str(error.value).splitlines()
     assert lines[0].startswith("300 rows cannot be used")
@@ -111,7 +111,7 @@ def test_marks_of_a_row_end_no_rollout(gym: Gym, marks: dict[str, Any], tmp_path
 async def test_failures_alike_end_a_run_and_leave_its_rows_open(gym: Gym, tmp_path: Path) -> None:
     for number in (200, 20):
         out = tmp_path / f"{number}.jsonl"
-        report = await gym.collect(rows(number, expected_answer="broken"), out, concurrency=1)
+        report = await AsyncGym.of(gym).collect(rows(number, expected_answer="broken"), out, concurrency=1)
         assert isinstance(report.operator_error, RepeatedFailure)
         assert report.operator_error.message.startswith(
             "20 rollouts in a row failed alike, with verify_failed in the verify stage of sums: "
@@ -125,7 +125,7 @@ async def test_failures_alike_end_a_run_and_leave_its_rows_open(gym: Gym, tmp_pa
 async def test_fewer_failures_alike_are_those_of_their_rows(gym: Gym, tmp_path: Path) -> None:
     broken, good = rows(19, expected_answer="broken"), rows(1, expected_answer="4")
     again = {**broken[0], "prompt": "again"}
-    await gym.collect([*broken, *good, again], tmp_path / "out.jsonl", concurrency=1)
+    await AsyncGym.of(gym).collect([*broken, *good, again], tmp_path / "out.jsonl", concurrency=1)
     failures = (tmp_path / "out_failures.jsonl").read_text().splitlines()
     assert len(failures) == 20
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1

@@ -16,7 +16,7 @@ from unittest.mock import ANY
 import pytest
 from typer.testing import CliRunner
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 from gym_serve.cli import main
 from gym_serve.rollouts import Progress
 from gym_serve.rollouts.trackers import (
@@ -58,7 +58,8 @@ class Recorded:
 
 async def test_a_collection_is_followed_from_its_config_to_its_samples(tmp_path: Path) -> None:
     tracker = Recorded()
-    with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
+    with Gym.from_graph("graphs/weather.yaml", ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
         report = await gym.collect(ROWS, tmp_path / "out.jsonl", track=tracker, repeats=2)
     (kind, config), *metrics, (_, columns, rows, step), end = tracker.got
     assert (kind, end) == ("config", ("close",))
@@ -77,7 +78,8 @@ async def test_a_collection_is_followed_from_its_config_to_its_samples(tmp_path:
 async def test_few_of_the_metrics_of_many_attempts_are_told(tmp_path: Path) -> None:
     tracker = Recorded()
     rows = Path("environments/mcqa/data/example.jsonl")
-    with Gym.from_graph("graphs/mcqa.yaml", ray=False) as gym:
+    with Gym.from_graph("graphs/mcqa.yaml", ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
         report = await gym.collect(rows, tmp_path / "out.jsonl", track=tracker, repeats=11, limit=2)
     *_, (_, told, _) = [entry for entry in tracker.got if entry[0] == "metrics"]
     assert report.metrics is not None
@@ -91,7 +93,8 @@ async def test_few_of_the_metrics_of_many_attempts_are_told(tmp_path: Path) -> N
 
 async def test_a_tracker_that_fails_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tracker = Recorded(broken=True)
-    with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
+    with Gym.from_graph("graphs/weather.yaml", ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
         report = await gym.collect(ROWS, tmp_path / "out.jsonl", track=tracker)
     assert report.complete
     assert [entry[0] for entry in tracker.got] == ["config", "table", "close"]
@@ -125,16 +128,17 @@ def told(tracker: Recorded, kind: str) -> list[Any]:
 
 async def test_a_gym_tells_every_rollout_whatever_asks_for_it(tmp_path: Path) -> None:
     tracker = Recorded()
-    with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
+    with Gym.from_graph("graphs/weather.yaml", ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
         with gym.track(tracker, config={"learning_rate": 1e-6}):
-            made = await gym.arun(ROWS, repeats=2)
+            made = await gym.run(ROWS, repeats=2)
             made += [rollout async for rollout in gym.rollouts(ROWS)]
             made += [r async for group in gym.groups(ROWS, size=2) for r in group.rollouts]
             made += [
                 (await pair)[1] for pair in gym.run_examples([{"responses_create_params": {"input": "Hi"}}])
             ]
             report = await gym.collect(ROWS, tmp_path / "out.jsonl")
-        await gym.arun(ROWS)  # no longer followed
+        await gym.run(ROWS)  # no longer followed
     [(_, config)], *_ = [told(tracker, "config")]
     assert config["learning_rate"] == 1e-6
     assert config["graph"]["agents"]["weather_agent"]["type"] == "simple_agent"
@@ -151,9 +155,10 @@ async def test_a_gym_tells_every_rollout_whatever_asks_for_it(tmp_path: Path) ->
 
 async def test_failed_attempts_are_told_by_their_class_and_the_end_of_a_gym_ends_its_tracking() -> None:
     tracker = Recorded()
-    with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
+    with Gym.from_graph("graphs/weather.yaml", ray=False) as blocking:
+        gym = AsyncGym.of(blocking)
         gym.track(tracker)
-        [rollout] = await gym.arun([{"responses_create_params": {"input": "Hi"}, "verifier_metadata": 3}])
+        [rollout] = await gym.run([{"responses_create_params": {"input": "Hi"}, "verifier_metadata": 3}])
     *_, (_, counts, step) = told(tracker, "metrics")
     assert rollout.failure is not None
     assert counts == {

@@ -165,7 +165,7 @@ def test_endpoints_and_what_they_cost_are_in_the_steps() -> None:
         endpoint.fails = 1
         model = {"type": "chat_model", "base_url": endpoint.url, "model": "m"}
         with Gym.from_graph("graphs/weather.yaml", overrides={"models.policy": model}, ray=False) as gym:
-            gym.update_weights("policy", "7")
+            gym.policy.update_weights("policy", "7")
             [rollout] = gym.run(ROWS, limit=1)
     assert rollout.timeline is not None
     [step] = [step for step in rollout.timeline.steps if step.kind == "model"]

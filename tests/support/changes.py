@@ -117,7 +117,7 @@ async def play(gym: Gym, *, sessions: int, pause: float, calls: int, seed: int) 
     stop = asyncio.Event()
     table: list[dict[str, Any]] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        players.start("handle", sessions // 2, handle_way(gym._transport("env")))
+        players.start("handle", sessions // 2, handle_way(gym._core.transport("env")))
         players.start("http", sessions // 2, HttpWay(client, f"{gym.url}/env"))
         running = asyncio.create_task(episodes(gym, ended, stop))
         before = await settled(GRAPH)

@@ -27,7 +27,7 @@ from typing import Any
 import orjson
 
 from benchmarks.loopback import Behaviour, run_model_server
-from gym_serve import Gym, Progress
+from gym_serve import AsyncGym, Gym, Progress
 from support.ledger import Ledger
 from support.processes import children_titled
 from support.rollouts import JSON, read_jsonl
@@ -180,7 +180,7 @@ async def disturbed(gym: Gym, folder: Path, killer: Killer, rollouts: int, minut
     remote = Gym.connect(gym.url)
     given = rows(rollouts)
     collections = [
-        one.collect(
+        AsyncGym.of(one).collect(
             given[start::2],
             folder / f"{way}.jsonl",
             concurrency=32,
@@ -199,9 +199,9 @@ def run_twice(
 ) -> JSON:
     """The undisturbed run, and the other one."""
     started = time.monotonic()
-    asyncio.run(gym.collect(rows(rollouts), folder / "undisturbed.jsonl", concurrency=64))
+    gym.collect(rows(rollouts), folder / "undisturbed.jsonl", concurrency=64)
     say(f"{time.monotonic() - started:6.1f} s  {rollouts:5d} finished   undisturbed")
-    gym.set_model_endpoints("policy", urls)
+    gym.policy.set_endpoints("policy", urls)
     started = time.monotonic()
     with ThreadPoolExecutor() as executor:
         collecting = executor.submit(lambda: asyncio.run(disturbed(gym, folder, killer, rollouts, minutes)))

@@ -6,7 +6,6 @@ another one.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from functools import partial
@@ -73,10 +72,8 @@ def run(cluster: TwoNodes, folder: Path) -> JSON:
     losses = Losses(cluster)
     with Gym.from_graph(GRAPH, name="losses", address=cluster.address) as gym:
         remote = Gym.connect(gym.url)
-        report = asyncio.run(
-            remote.collect(
-                rows(), folder / "out.jsonl", concurrency=40, attempts=8, timeout=60, progress=losses.progress
-            )
+        report = remote.collect(
+            rows(), folder / "out.jsonl", concurrency=40, attempts=8, timeout=60, progress=losses.progress
         )
         remote.shutdown()
     return {

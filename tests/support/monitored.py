@@ -29,7 +29,7 @@ from unittest import mock
 import httpx
 from pydantic import BaseModel
 
-from gym_serve import Gym, ModelClient, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve import AsyncGym, Gym, ModelClient, ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.cli import local_ray
 from gym_serve.cli.monitoring import monitoring
 from gym_serve.cluster.starting import free_port
@@ -205,7 +205,7 @@ class Monitored:
                     batch -= group.usable
                     if not batch:
                         batch = _BATCH
-                        await gym.aupdate_weights("policy", f"step-{next(self._versions)}")
+                        await AsyncGym.of(gym).policy.update_weights("policy", f"step-{next(self._versions)}")
         finally:
             for task in beside:
                 task.cancel()

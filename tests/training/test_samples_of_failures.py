@@ -29,7 +29,7 @@ def test_every_failed_rollout_gives_a_masked_sample() -> None:
     row = {"prompt": "ring the bell"}
     with Gym.from_graph(graph, ray=False) as gym:
         (unserved,) = gym.run([row])
-        gym.serve_policy("policy", calls_and_breaks)
+        gym.policy.serve("policy", calls_and_breaks)
         (broken,) = gym.run([row])
         (late,) = gym.run([row], timeout=0.0001)
     for rollout, failure in ((unserved, "unavailable"), (broken, "unavailable"), (late, "episode_timeout")):

@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 import gym_serve.view
-from gym_serve.view.vendor import FOLDER, PARTS
 
 STATIC = Path(gym_serve.view.__file__).parent / "static"
+FOLDER = STATIC / "vendor"
 MODULES = sorted(STATIC.glob("*.js"))
 
 
 def test_vendored_files_are_those_of_the_list() -> None:
     listed = {one["file"]: one for one in json.loads((FOLDER / "vendor.json").read_text("utf-8"))}
-    assert set(listed) == {part.name for part in PARTS}
+    parts = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "vendor.py"))["PARTS"]
+    assert set(listed) == {part.name for part in parts}
     for name, one in listed.items():
         assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == one["sha256"], name
     pins = json.loads((FOLDER / "package.json").read_text("utf-8"))["dependencies"]

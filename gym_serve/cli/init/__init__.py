@@ -51,8 +51,6 @@ def environment(
 
     Example: gym-serve init environment my_environment
     """
-    from gym_serve.cli.init import write_environment
-
     target = folder or Path()
     files = write_environment(name, target)
     if as_json:

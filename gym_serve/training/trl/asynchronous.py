@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from gym_serve.client import Gym, loop
+from gym_serve.client import Gym
 from gym_serve.client.rollout_client import RolloutOptions
 from gym_serve.rollouts import Group, Rows
 from gym_serve.training.samples import TrainingSample, advantages, samples
@@ -101,15 +101,15 @@ class RolloutWorker:
         """Nothing: the graph is connected."""
 
     def pause(self) -> None:
-        loop.wait(self._gym.pause("keep", model=self._model))
+        self._gym.policy.pause("keep", model=self._model)
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Give the engine weights; the trainer counts their version in the same way."""
         self._version += 1
-        self._gym.update_weights(self._model, str(self._version), tensors=encoded(iterator))
+        self._gym.policy.update_weights(self._model, str(self._version), tensors=encoded(iterator))
 
     def resume(self) -> None:
-        loop.wait(self._gym.resume(model=self._model))
+        self._gym.policy.resume(model=self._model)
 
     def destroy(self) -> None:
         """Nothing: the graph is the caller's."""

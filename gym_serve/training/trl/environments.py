@@ -49,7 +49,7 @@ def environment_factory(gym: Gym, environment: str) -> Callable[[], Any]:
         for op, operation in operations.items()
         if op.startswith(_TOOLS)
     }
-    client = EnvironmentClient(gym._transport(environment))
+    client = EnvironmentClient(gym._core.transport(environment))
     return type(
         environment, (SessionEnvironment,), {**tools, "_client": client, "__doc__": f"{environment}."}
     )

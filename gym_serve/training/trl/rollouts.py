@@ -141,7 +141,7 @@ class RolloutFunc:
                 raise BadRequest("rollout_func cannot train adapters of PEFT: train the model itself")
             state = trainer.accelerator.get_state_dict(trainer.model)  # in every process: they gather it
             if trainer.accelerator.is_main_process:
-                self._gym.update_weights(self._model, str(step), tensors=encoded(state.items()))
+                self._gym.policy.update_weights(self._model, str(step), tensors=encoded(state.items()))
             trainer.accelerator.wait_for_everyone()
             self._step = step
         return step

@@ -1,4 +1,4 @@
-"""Copies the libraries of the page from npm into ``static/vendor``: a user needs no npm and no network.
+"""Copies the libraries of the viewer's page from npm into ``static/vendor``, so that users need no npm.
 
 ``static/vendor/package.json`` pins them, its lock file has their hashes, and ``npm ci`` checks these. Run
 ``make vendor`` after a change of a pin. The files that it writes are kept in git; ``vendor.json`` lists each
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).parent / "static" / "vendor"
+FOLDER = Path(__file__).parents[1] / "gym_serve" / "view" / "static" / "vendor"
 
 
 def _module(text: str) -> str:
