@@ -1,12 +1,8 @@
 """From rows to rollouts: prompt templates, agent, overrides, repeats, seeds, and the metadata that identify
-each (docs/formats.md, Metadata).
-
-``_ng_task_index`` is the caller's, or is assigned in order of first appearance, so that identical rows share
-one; ``_ng_rollout_id`` is also the episode's affinity key. A row with these keys is a *materialized* row.
+each (docs/formats.md, Metadata); a row that has them is *materialized*.
 
 Expansion is deterministic: the same rows with the same `Expansion` give the same rollouts in the same order;
-resuming relies on it. Tasks are numbered before a shard is taken, so shards of one data set never share an
-index.
+resuming relies on it. Equal rows share a task. Tasks are numbered before a shard is taken.
 """
 
 from __future__ import annotations

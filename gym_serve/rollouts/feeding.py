@@ -1,8 +1,5 @@
 """`GroupFeed`: groups are made ahead of a trainer, which takes one at a time while its policy changes.
 
-It is the thin asyncio shell around `StalenessBook` (which group begins, which one is taken, what a new
-version means), `GroupBook` (when a group is settled) and `RolloutRunner` (attempts and retries).
-
 The version is asked for, not told: another process may have replaced the weights. It is asked before every
 group that is taken, so that the bound holds then, and at least once a second.
 """

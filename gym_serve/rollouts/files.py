@@ -1,16 +1,12 @@
 """JSONL files: read, replaced at once, or appended to so that a crash costs at most the last line.
 
-**Compression.** Files are plain, ``.gz`` or ``.zst``, by their names. Any framing can be read. A file that
-this package *appends to* holds one gzip member or zstd frame per line: a line that a crash has torn can then
-be cut off without touching its neighbours, at the price of compressing each line by itself.
+Files are plain, ``.gz`` or ``.zst``, by their names. A file that is *appended to* holds one gzip member or
+zstd frame per line: a line that a crash has torn can be cut off without touching its neighbours.
 
-**Appending.** A record is *acknowledged* when `RecordFile.append` returns: the operating system has it, and
-it survives the death of this process. `RecordFile.sync` makes it survive a power failure too. A write that
-fails half way is undone, and a torn last line is cut off when the file is next opened for appending. A
-damaged line anywhere else is not of our making and is never repaired silently.
-
-**Locking.** One process writes a run at a time: it holds an advisory lock on the main file, which the system
-releases however the process ends.
+A record is *acknowledged* when `RecordFile.append` returns: it survives the death of this process, and after
+`RecordFile.sync` a power failure. A write that fails half way is undone, and a torn last line is cut off when
+the file is next opened for appending. A damaged line anywhere else is never repaired silently. One process
+writes a run at a time: it holds an advisory lock on the main file.
 """
 
 from __future__ import annotations
@@ -69,6 +65,7 @@ class Codec:
 
 
 def codec_of(path: Path) -> Codec:
+    """The codec that the file's name asks for."""
     return _CODECS.get(path.suffix, _PLAIN)
 
 

@@ -1,17 +1,14 @@
 """When a group of rollouts is settled, with which of them (GRPO), and with which rewards. Pure functions.
 
-A group starts more rollouts than it needs, ``size`` + ``oversample``, and is settled as soon as
+A group starts ``size`` + ``oversample`` rollouts, and is settled as soon as
 
-- ``size`` of them are scored, or
-- too few can still be scored for its ``quorum``, or all have ended, or
+- ``size`` of them are scored, or too few can still be scored for its ``quorum``, or all have ended, or
 - its deadline has passed, counted from the start of its first attempt, or
 - the run ends before all of its rollouts were started (its budget is spent), unless ``size`` of them are.
 
 The rollouts that still run then are stragglers, which the caller cancels. Oversampling favours short
-rollouts: keep it small where length and reward are correlated.
-
-Group rewards come from the environment's ``compare``, which the collector calls when a group is settled
-(docs/formats.md, Groups). ``verify`` never does: it would wait forever for a rollout that failed.
+rollouts. Group rewards come from the environment's ``compare``, which the collector calls when a group is
+settled (docs/formats.md, Groups); ``verify`` would wait forever for a rollout that failed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """`Journal`: the record of a run on disk, from which it continues after a crash at any instant.
 
-The output files are the journal: a rollout is scored when it is in ``out.jsonl``, and an attempt has failed
-when it is in ``out_failures.jsonl``. There is no second copy of that truth to disagree with. A record is
-identified by run, task, rollout and attempt; each rollout is in ``out.jsonl`` at most once, because only one
-process writes a run, and the scheduler returns one result per rollout.
-
-The `Header` says what the run is made of: its rows, how they are expanded, and the graph. It is written
-once, before the first rollout, and resuming with anything else is refused, so rollouts of two runs are never
-mixed in one file unnoticed.
+The output files are the journal: a rollout is scored when it is in ``out.jsonl``, at most once, and an
+attempt has failed when it is in ``out_failures.jsonl``. The `Header` says what the run is made of: its rows,
+how they are expanded, and the graph. Resuming with anything else is refused.
 """
 
 from __future__ import annotations

@@ -214,5 +214,6 @@ class Spending:
 
 
 def prices_of(graph: Mapping[str, Any]) -> dict[str, Prices]:
+    """The prices of a graph's models, by server."""
     models = graph.get("models") or {}
     return {name: Prices(**model["prices"]) for name, model in models.items() if model.get("prices")}

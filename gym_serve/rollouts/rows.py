@@ -1,11 +1,8 @@
 """Rows: read from a file or an iterable, their reserved keys, and the problems found in them.
 
 A row that cannot be used is a value, a `LocatedRow` with a problem: the reader decides whether one bad row
-stops everything or is skipped. A line longer than `MAX_ROW_BYTES` is never held, so a file that is not JSONL
-at all cannot fill the memory.
-
-The reserved keys, ``_ng_*``, are the metadata that identify a rollout and its attempt (docs/formats.md,
-Metadata).
+stops everything or is skipped. A line longer than `MAX_ROW_BYTES` is never held. The reserved keys,
+``_ng_*``, identify a rollout and its attempt (docs/formats.md, Metadata).
 """
 
 from __future__ import annotations
@@ -233,6 +230,7 @@ class Problems:
 
 
 def raise_problem(problem: str) -> None:
+    """Stop at the first problem."""
     raise InvalidRequest(problem)
 
 

@@ -1,34 +1,24 @@
 """Which attempt starts when, when a run stops, and in which order its results leave.
 
-Everything here is pure: it owns no clock, no task and no client; the caller says what time it is.
+Everything here is pure: the caller says what time it is.
 
-`Scheduler` guarantees: at most ``concurrency`` attempts run, and fewer while the graph is overloaded.
-Earlier jobs start before later ones, and so do their retries, so that groups finish one after the other
-instead of all being half done. A job has one current attempt; the result of any other attempt is late and is
-ignored. An attempt that an overloaded graph rejects is repeated without being counted. A job that would have
-to wait for longer than its ``patience`` is left open.
+`Scheduler` guarantees: at most ``concurrency`` attempts run. Earlier jobs start before later ones, and so do
+their retries, so that groups finish one after the other. A job has one current attempt; the result of any
+other one is late and is ignored. An attempt that an overloaded graph rejects is repeated without being
+counted. A job that would have to wait for longer than its ``patience`` is left open. Four policies bound it:
 
-Four policies bound it:
-
-- `Outage` pauses a run while the whole graph is away. A rollout gets only a few attempts; while the graph
-  restarts, they would be used up in seconds, and one rollout after the other would fail for good. So when
-  only "unavailable" has come back for a while, all starts pause and one attempt at a time probes the graph,
-  at no cost to its rollout. The number of probes is limited: a graph that stays away must not keep a run
-  from ending, which leaves its rollouts open.
+- `Outage` pauses a run while the whole graph is away: when only "unavailable" has come back for a while, all
+  starts pause and one attempt at a time probes the graph, at no cost to its rollout. The number of probes is
+  limited: a graph that stays away must not keep a run from ending, which leaves its rollouts open.
 - `Pace` slows a run down while the graph is overloaded, by additive increase and multiplicative decrease, as
-  in TCP: an "overloaded" answer halves the number of attempts, and every round of answers after that raises
-  it by a twentieth of the ceiling. Answers to attempts from before the last decrease say nothing about it,
-  so one burst of refusals halves the number once.
+  in TCP. Answers to attempts from before the last decrease say nothing about it, so one burst of refusals
+  halves the number once.
 - `OperatorErrors` ends a run that only its operator can help (a refused key, a wrong address). Such an error
-  says nothing about its rollout, and the next rollout will meet it too; so it counts as no attempt, and the
-  rollout stays open. A refused key or account ends the run at once: it does not fix itself, and more calls
-  can lock the account. Anything else may be a restart in front of the endpoint, so several in a row are
-  needed.
-
+  counts as no attempt, and the rollout stays open. A refused key ends the run at once, as more calls can lock
+  the account. Anything else may be a restart in front of the endpoint, so several in a row are needed.
 - `RepeatedFailures` ends a run whose rollouts all fail alike: what is wrong is then not one row.
 
-`Ordering` holds results back until their turn. `Ordering.held` counts them; the runner keeps that number
-small when it draws new rows, so that memory stays flat behind a straggler.
+`Ordering` holds results back until their turn, and counts them: the runner keeps that number small.
 """
 
 from __future__ import annotations

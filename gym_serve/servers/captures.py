@@ -1,13 +1,12 @@
 """Captures: the model calls of external harnesses, recorded by the replica that answers them.
 
-A capture is a session of a model server: its id names the replica that opened it, and every call below
-``/{model}/rollouts/{id}/v1`` goes to that replica, which drains before it stops. If it dies, its captures are
-lost (`SessionLost`), and the rollout starts again. `gym_serve.capture` makes trajectories of the calls.
+A capture is a session of a model server: every call below ``/{model}/rollouts/{id}/v1`` goes to the replica
+that opened it. If that dies, its captures are lost (`SessionLost`). `gym_serve.capture` makes trajectories of
+calls.
 
-Only complete answers are recorded. A call that failed, or whose harness hung up before the answer was
-complete (which ends the generation), is in no trajectory and counts as ``unfinished``. If the last call
-failed, and not because of the request, the capture reports that ``failure``, so that nobody scores what the
-harness made of it.
+Only complete answers are recorded; a call that failed, or whose harness hung up, counts as ``unfinished``. If
+the last call failed, and not because of the request, the capture reports that ``failure``, so that nobody
+scores what the harness made of it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """`Episode`: one rollout in progress. It records what has happened and calls the servers.
 
-Of the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back to the model:
-resending all would make the traffic of an episode grow with the cube of its turns.
+Of the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back to the model.
 
 Exceeding one of the `Limits` is the policy's own doing and gets a real result: a call that is not run has an
 error as its output, an answer that is too long is cut, and the episode is verified as it stands. It is never
 a failure, which trainers mask: a policy could learn to turn zeros into failures. The same holds for a history
-that no endpoint takes (`gym_serve.servers.history`), and for time: what a tool or a harness uses that runs
-where a server answers is the policy's (`PolicyDeadline`). A server that does not answer, a slow model call
-and waiting are not (`DeadlineExceeded`).
+that no endpoint takes (`gym_serve.servers.history`), and for the time of a tool or a harness
+(`PolicyDeadline`). A server that does not answer, a slow model call and waiting are not (`DeadlineExceeded`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """`LiveEpisodes`: the episodes that an agent runs now, and its last ones, for people who look.
 
-What an entry tells is made from the episode itself when somebody asks. Of the rollouts that have ended, the
-last ones are kept as they were sent, in a bounded number of bytes.
-
-An episode that is stopped is cancelled at once, down to the request of its model, and its session is closed.
-Its rollout is a failure (`Stopped`), which nothing tries again.
+What an entry tells is made from the episode itself when somebody asks. An episode that is stopped is
+cancelled at once, down to the request of its model. Its rollout is a failure (`Stopped`), which nothing tries
+again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """`ResourcesServer`: the tools, the verifier and the per-episode state of an environment.
 
-An author writes tools, `verify`, and if needed `seed`, `close` and `aggregate`; this class adds routes,
-sessions, validation and schemas. A call without a session id gets a new session: that of a tool call stays
-open if the call succeeds (its id is in the reply), that of a verify call lives for the call only. Methods may
-be plain functions, which run in a thread, one at a time per session.
-
-If sessions are `ResourcesServer.restorable`, the calls of one session run one after the other, and every
-reply that a caller may have to continue from, a failed tool's included, carries the state that the call left.
+A call without a session id gets a new session: that of a tool call stays open if the call succeeds (its id is
+in the reply), that of a verify call lives for the call only. Methods may be plain functions, which run in a
+thread, one at a time per session. If sessions are `ResourcesServer.restorable`, the calls of one session run
+one after the other, and every reply that a caller may have to continue from carries the state that the call
+left.
 """
 
 from __future__ import annotations

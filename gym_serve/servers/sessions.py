@@ -1,21 +1,20 @@
 """`LiveSessions`: the sessions of one environment, the calls in them, and how they end.
 
-An id is ``"{replica}.{random}"``: the router sends every later call to the replica before the dot; the rest
-cannot be guessed. `SessionTable` is pure; `LiveSessions` runs the calls and closes the sessions. However
-calls, cancellations, expiry, closing and stopping interleave:
+An id is ``"{replica}.{random}"``: the router sends every later call to that replica. `SessionTable` is pure;
+`LiveSessions` runs the calls and closes the sessions. However calls, cancellations, expiry and closing
+interleave:
 
-- Whoever removes a session from the table closes it, so its close hook runs exactly once. The hook runs in a
-  task of its own: a caller that stops waiting does not interrupt it.
-- The hook runs after the calls of the session, never beside one. Calls that still wait for their turn are
-  refused.
+- Whoever removes a session from the table closes it, so its close hook runs exactly once, in a task of its
+own: a
+  caller that stops waiting does not interrupt it.
+- The hook runs after the calls of the session, never beside one. Calls that still wait are refused.
 - A method in a thread cannot be stopped. Its session stays in use until the thread has finished, even if the
   caller is gone, so that the next call never runs beside it on the same state.
 
-The state of a session can be sealed into bytes, go to the caller, and open a session on another replica.
-Sealed are: the version (8 bytes, big-endian), which counts the snapshots of a session, as replies may come
-out of order; the length of the row's own keys (4 bytes) and these keys as JSON, if tools read them; one byte
-for the form of the snapshot; and the snapshot. JSON is written by the standard library, which unlike faster
-encoders keeps numbers that are not finite and integers of any length.
+The state of a session can be sealed into bytes, and open a session on another replica. Sealed are: the
+version (8 bytes, big-endian), which counts the snapshots of a session; the length of the row's own keys (4
+bytes) and these keys as JSON, if tools read them; one byte for the form of the snapshot; and the snapshot.
+JSON is written by the standard library, which keeps numbers that are not finite and integers of any length.
 """
 
 from __future__ import annotations
@@ -379,6 +378,7 @@ def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
 
 
 def version_of(state: bytes) -> int:
+    """The version of a sealed state."""
     return int.from_bytes(state[:_VERSION], "big")
 
 

@@ -1,10 +1,8 @@
 """Usage of model calls: tokens by stage of the episode and by model server.
 
-A `UsageMeter` counts the model calls that are made under it (`metering`), wherever in the code: `ModelClient`
-records every answer, and if the meter has a recorder, also when and where (`gym_serve.observe.timeline`). An
-agent meters its episode. An environment meters each session and sends the counts to the agent with the
-verdict or when the session is closed, because a judge's tokens belong to the episode too. A failed call is
-not counted; one whose backend reports no usage is ``unreported``, not zero.
+A `UsageMeter` counts the model calls that are made under it (`metering`), wherever in the code. An agent
+meters its episode. An environment meters each session and sends the counts to the agent with the verdict or
+when the session is closed. A failed call is not counted; one without usage is ``unreported``, not zero.
 """
 
 from __future__ import annotations

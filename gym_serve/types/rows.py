@@ -258,6 +258,7 @@ def check_row(row: Any) -> None:
 
 
 def check_params(params: Any) -> None:
+    """The same for a bare Responses body."""
     if not isinstance(params, dict):
         raise InvalidRequest(f"a Responses body is a JSON object, not {type(params).__name__}")
     parse(_PARAMS, params, "body")

@@ -1,11 +1,9 @@
 """`Comparison`: two runs over the same tasks, paired task by task, for ``diff`` and for the viewer.
 
-Every task has the same weight, however many rollouts it has, and only tasks with a score in both runs count:
-the difficulty of a task is then the same on both sides, and only the difference is due to chance. Tasks that
-have the same number in both runs, but different prompts, are of different data sets: they are left out and
-counted, unless the caller says by what tasks are identified. The 95% interval of the difference is the paired
-bootstrap: whole tasks are resampled. A task is *solved* by a run if more than half of its rollouts are, and
-*flips* if one run solves it and the other does not.
+Every task has the same weight, and only tasks with a score in both runs count. Tasks with one number and
+different prompts are of different data sets: they are left out, unless the caller says by what tasks are
+identified. The 95% interval is the paired bootstrap: whole tasks are resampled. A task is *solved* by a run
+if more than half of its rollouts are, and *flips* if one run alone solves it.
 """
 
 from __future__ import annotations

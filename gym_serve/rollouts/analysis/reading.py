@@ -106,6 +106,7 @@ class Asked(NamedTuple):
 
 
 def read_asked(paths: Iterable[Path], key: TaskKey | None = None) -> Asked:
+    """What runs asked for."""
     key = key or TaskKey()
     rollouts: Counter[str] = Counter()
     rows, tasks = 0.0, IntTable()

@@ -28,6 +28,7 @@ def nameless_file() -> io.FileIO:
 
 
 def replace(file: io.FileIO, data: bytes) -> None:
+    """Make data the whole content of a file."""
     os.ftruncate(file.fileno(), 0)
     os.pwrite(file.fileno(), data, 0)
 
@@ -88,11 +89,8 @@ class Output:
 def _working(stream: io.TextIOBase | None, descriptor: int) -> io.TextIOWrapper:
     if isinstance(stream, io.TextIOWrapper) and not stream.closed:
         return stream
-    return io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
-        encoding="utf-8",
-        errors="backslashreplace",
-    )
+    raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace")
 
 
 def describe(error: BaseException) -> str:

@@ -23,12 +23,8 @@ from .watch import REASONS, Watch
 
 
 class Program:
-    """One run of a program.
-
-    Args:
-        request: ``code``, ``function``, ``arguments``, ``timeout``, ``output_limit``.
-        namespace: names that it finds without importing them. They are not its own: where a function is
-            asked for, it has to be the program's.
+    """One run of a program, which finds the names of ``namespace`` without importing them. They are not its
+    own: where a function is asked for, it has to be the program's.
     """
 
     def __init__(self, request: dict[str, Any], stdin: bytes, namespace: dict[str, Any]) -> None:
@@ -110,11 +106,8 @@ class Program:
                 os.kill(self._child, signal.SIGKILL)
                 os.waitpid(self._child, 0)
                 reason = "" if excess == "time" else f"\nkilled: {REASONS[excess]}"
-                return {
-                    "status": -signal.SIGKILL,
-                    "timed_out": excess == "time",
-                    "starved": excess == "machine",
-                }, reason.encode()
+                ending = {"timed_out": excess == "time", "starved": excess == "machine"}
+                return {"status": -signal.SIGKILL, **ending}, reason.encode()
             time.sleep(self._watch.nap)
 
 

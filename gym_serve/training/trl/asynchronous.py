@@ -2,8 +2,7 @@
 
 The trainer takes samples from a queue, which a thread of its process fills with the groups of `Gym.stream`:
 rows are drawn without end, and no group is older than ``max_staleness``. After every ``weight_sync_steps``
-the trainer stops the engine between two tokens, sends its weights and lets it go on; no rollout is lost by
-that.
+the trainer stops the engine between two tokens, sends its weights and lets it go on.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ class RolloutWorker:
     Args:
         max_staleness: how many updates of the weights old a group may be when the trainer takes it.
         model: the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
-        **options: see `RolloutOptions`; without ``repeats``. ``concurrency`` says how many rollouts
-
-    Raises:
-        BadRequest: the model takes no weights, or the agents have several.
-        InvalidRequest: a row cannot be used, or there is none.
+        **options: see `RolloutOptions`; without ``repeats``.
     """
 
     def __init__(

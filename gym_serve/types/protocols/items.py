@@ -36,6 +36,7 @@ def new_id(prefix: str) -> str:
 
 
 def message_item(text: str, refusal: str = "") -> JSON:
+    """An assistant's output message."""
     content: list[JSON] = []
     if text or not refusal:
         content.append({"type": "output_text", "text": text, "annotations": []})

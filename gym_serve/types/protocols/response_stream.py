@@ -75,6 +75,7 @@ def event_object(event: Mapping[str, Any], key: str) -> JSON:
 
 
 def final_event(response: Mapping[str, Any]) -> JSON:
+    """The event that ends the stream of a response."""
     return {"type": _FINAL.get(str(response.get("status")), "response.completed"), "response": response}
 
 

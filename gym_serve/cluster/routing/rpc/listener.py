@@ -77,12 +77,8 @@ class _Connection:
 
 
 class Listener:
-    """Answers the calls of other processes.
-
-    Args:
-        lost: is told the name of a caller whose last connection has ended.
-
-    Both raise `QueueFullError` for a call that they did not begin.
+    """Answers the calls of other processes. A call that raises `QueueFullError` was not begun; ``lost`` is
+    told the name of a caller whose last connection has ended.
     """
 
     def __init__(
@@ -112,10 +108,8 @@ class Listener:
         return any(connection.caller == caller for connection in self._connections)
 
     async def start(self, host: str) -> Address:
-        """Listen on a free port of ``host``, an address of this machine.
-
-        Raises:
-            ConnectionError: Ray runs with TLS, and callers would refuse this node's certificate.
+        """Listen on a free port of ``host``, an address of this machine. Raises `ConnectionError` if Ray runs
+        with TLS, and callers would refuse this node's certificate.
         """
         application = web.Application()
         application.router.add_get("/", self._accept)
