@@ -43,8 +43,7 @@ _NO_CODE = {"__pycache__", "venv"}
 
 def own_code(cls: type) -> list[Path]:
     """What a class needs that is installed nowhere: folders of packages, and files of single modules,
-    sorted.
-    """
+    sorted."""
     found: dict[Path, None] = {}
     ahead, seen = [_top(cls.__module__)], set()
     while ahead:
@@ -116,7 +115,6 @@ def _needed(graph: Graph) -> dict[str, list[Path]]:
 
 
 def _shipped(needed: Mapping[str, list[Path]]) -> dict[Path, list[Path]]:
-    """The `shipped_files` of each place, which are looked for once."""
     return {place: shipped_files(place) for places in needed.values() for place in places}
 
 

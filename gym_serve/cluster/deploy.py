@@ -123,7 +123,6 @@ def _nodes_for(graph: Graph, name: str) -> dict[str, Node]:
 def _with_shipped(
     options: dict[str, Any], nodes: Mapping[str, Node], shipped: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Options of a server whose replicas construct ``nodes``, with the code that was shipped for them."""
     uris = sorted({shipped[name] for name, node in nodes.items() if node.cls is not None and name in shipped})
     return {**options, "runtime_env": with_code(options.get("runtime_env"), uris)} if uris else options
 
@@ -140,7 +139,6 @@ def _given(options: ServerOptions, defaults: Mapping[str, Any]) -> dict[str, Any
 
 
 def _options(name: str, options: ServerOptions, values: Mapping[str, Any], policy: str) -> dict[str, Any]:
-    """Arguments of ``serve.deployment``; autoscaling, if there is any, is by ``policy``."""
     actor = {key: values[key] for key in _ACTOR_OPTIONS if key in values}
     deployment: dict[str, Any] = {key: values[key] for key in _DEPLOYMENT_OPTIONS if key in values}
     if (scaling := options.autoscaling) is None:

@@ -86,8 +86,7 @@ async def _live(receive: Receive, send: Send) -> None:
 
 class Ingress:
     """The deployment, and the `Host` of its gateway. Raises `GraphError` where other machines reach Serve,
-    and the graph has no token.
-    """
+    and the graph has no token."""
 
     def __init__(self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
         if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
@@ -105,8 +104,7 @@ class Ingress:
 
     def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Serve's hook for ``user_config``: ``graph``, the answer of ``/graph``, and whether it is
-        ``owned``.
-        """
+        ``owned``."""
         self.gateway.public = config["graph"]
         if config["owned"] and self._disowned is None:
             self._disowned = threading.Event()

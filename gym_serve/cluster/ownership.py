@@ -42,8 +42,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 class Claim(msgspec.Struct, frozen=True):
     """A process that holds a graph; ``worker`` and ``node`` are the process and its machine, as Ray names
-    them.
-    """
+    them."""
 
     id: str
     terms: Terms
@@ -66,7 +65,6 @@ class Ownership:
         self._key = f"owner of {application}".encode()
 
     def claim(self) -> Claim | None:
-        """The present claim; None if there is none."""
         value = kv_get(self._key)
         return None if value is None else msgspec.json.decode(value, type=Claim)
 

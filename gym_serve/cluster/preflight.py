@@ -77,7 +77,6 @@ def _problems_there(graph: Graph, shipped: Mapping[str, str], *, checked: bool) 
 
 
 def _ask(place: str, nodes: list[Node], environment: dict[str, Any]) -> Any:
-    """Ask servers with one ``runtime_env``, in a worker on a node."""
     import ray
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -107,7 +106,6 @@ def _problems_of_pickled(servers: list[tuple[str, bytes]]) -> list[str]:
 
 
 def _line(error: Exception) -> str:
-    """The line that raised, by the path from where the module was looked for."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     if len(frames) < 2:  # none but that of this module: the class's own module is missing
         return ""

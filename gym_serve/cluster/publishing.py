@@ -45,7 +45,6 @@ class RayPublisher:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Publish every `PUBLISH_SECONDS` from now on."""
         self._task = asyncio.create_task(self._publish_for_ever())
 
     async def stop(self) -> None:

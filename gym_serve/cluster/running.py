@@ -22,8 +22,7 @@ _POLL_SECONDS = 0.1
 
 def start(name: str, deploy: Callable[[], object]) -> None:
     """Deploy an application, and wait until all of its servers run; or raise `Unavailable`, with the reason.
-    (`serve.run` looks once a second, and says nothing.)
-    """
+    (`serve.run` looks once a second, and says nothing.)"""
     try:
         deploy()
         _wait(name)

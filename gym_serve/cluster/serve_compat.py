@@ -182,8 +182,7 @@ def logs_directory() -> Path:
 
 def metrics_targets() -> tuple[Path | None, list[str]]:
     """The file in which Ray keeps the targets for Prometheus, None where this machine has none (no dashboard
-    runs, or the head is another machine); and the present ``host:port`` of every node.
-    """
+    runs, or the head is another machine); and the present ``host:port`` of every node."""
     node: Any = worker._global_node
     present = [f"{n['NodeManagerAddress']}:{n['MetricsExportPort']}" for n in live_nodes()]
     file = Path(node.get_session_dir_path(), ray_constants.PROMETHEUS_SERVICE_DISCOVERY_FILE)
@@ -289,8 +288,6 @@ class RunningVersion:
     route: str
 
     def configured(self, name: str, changes: dict[str, Any]) -> RunningVersion:
-        """The same with further settings in the ``user_config`` of one deployment."""
-
         def changed(deployment: Deployment) -> Deployment:
             if deployment.name != name:
                 return deployment
@@ -342,8 +339,7 @@ def ignoring(file: Path) -> Callable[[Path], bool]:
 
 def upload_code(folder: Path) -> str:
     """Store a folder on the connected cluster; an URI of it for ``py_modules``, which is a hash of its
-    files.
-    """
+    files."""
     if _by_ray_client():  # it has no access to the store that a worker has
         with TemporaryDirectory() as scratch:
             archive = shutil.make_archive(f"{scratch}/code", "zip", folder)
@@ -375,8 +371,7 @@ def serve_is_running() -> bool:
 
 def stop_serve() -> None:
     """Stop the Serve instance of the connected cluster, and wait for its end. (``serve.shutdown`` also prints
-    that its call failed when the controller ended.)
-    """
+    that its call failed when the controller ended.)"""
     if (client := _client()) is not None:
         client.shutdown_cached_handles()
         ends = client._controller.graceful_shutdown.options(max_task_retries=0).remote()
@@ -387,8 +382,7 @@ def stop_serve() -> None:
 
 def forget_serve() -> None:
     """Forget the Serve instance of the Ray that this process leaves, or Serve takes the next one for the
-    same.
-    """
+    same."""
     context._set_global_client(None)  # type: ignore[no-untyped-call]
 
 
@@ -415,7 +409,6 @@ def route_prefix(application: str) -> str:
 
 
 def _by_ray_client() -> bool:
-    """Whether this process has joined the cluster by ``ray://``."""
     return bool(client.ray.is_connected())  # type: ignore[no-untyped-call]
 
 

@@ -90,8 +90,7 @@ def ray_folder() -> Path:
 @contextmanager
 def private_files() -> Iterator[None]:
     """What this process and those that it starts in the block create is for this user alone; from then on
-    also Ray's token, which earlier Rays wrote for all users to read.
-    """
+    also Ray's token, which earlier Rays wrote for all users to read."""
     before = os.umask(_NO_OTHER_USER)
     try:
         token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
@@ -105,8 +104,7 @@ def private_files() -> Iterator[None]:
 
 def haproxy_folder() -> Path:
     """A new folder for HAProxy's files, which no other user can read. (Not below ``TMPDIR``: it has sockets,
-    whose paths have 97 bytes at most, and Serve takes 70 of them.)
-    """
+    whose paths have 97 bytes at most, and Serve takes 70 of them.)"""
     return Path(tempfile.mkdtemp(prefix="gs-ray-", dir="/tmp"))
 
 

@@ -78,7 +78,6 @@ class CurrentWeights:
         self._loading = asyncio.Lock()
 
     def takes(self, call: Call) -> bool:
-        """Whether a call is for `dispatch`."""
         return call.op.startswith(EACH) or (call.op.startswith(_ALL) and call.op in self._runner.operations)
 
     async def dispatch(self, call: Call) -> Reply:
@@ -144,8 +143,7 @@ def _fetched(current: StoredWeights) -> Path | bytes | None:
 
 def check_reach(public: Mapping[str, Any], server: str) -> None:
     """Raise `BadRequest` if changes cannot reach all replicas of a server of a graph (as ``/graph`` shows
-    it): it runs elsewhere, or also inside another server's replicas.
-    """
+    it): it runs elsewhere, or also inside another server's replicas."""
     kinds = ("models", "resources", "agents")
     nodes = {name: node for kind in kinds for name, node in (public.get(kind) or {}).items()}
     if (nodes.get(server) or {}).get("type") == "http":
@@ -198,8 +196,7 @@ async def replicas(application: str, server: str) -> Mapping[str, Callable[[Call
 
 async def hold(application: str, model: str, mode: HoldMode) -> None:
     """Hold the calls of a model, also at replicas that start later; see `ModelServer.hold`. Raises the
-    `GymError` of a replica; the others hold their calls.
-    """
+    `GymError` of a replica; the others hold their calls."""
     await asyncio.to_thread(WeightStore(application).hold, model, True)
     for reply in await tell_all(application, model, Call(PAUSE, encode({"mode": mode}))):
         reply.json()

@@ -167,7 +167,6 @@ class GroupFeed:
         self._to_look.set()
 
     def _start(self) -> None:
-        """Start what can start, and draw a row if another group may begin."""
         self._runner.advance()
         may_begin = self._runner.scheduler.hungry and self._fresh.room > 0
         if may_begin and not (self._drawing or self._drained):
@@ -275,7 +274,6 @@ class GroupFeed:
         return held + cancelled
 
     def _listen(self, _: object = None) -> None:
-        """Let `results` return when `run` is woken."""
         self._woken.clear()
         self._runner.run_in_background(self._woken.wait(), self._listen)
 

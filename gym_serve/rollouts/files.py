@@ -71,8 +71,7 @@ def codec_of(path: Path) -> Codec:
 
 def open_decompressed(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed if its name says that it is compressed. Damaged contents raise
-    one of `CORRUPT` on reading.
-    """
+    one of `CORRUPT` on reading."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.suffix == ".zst":
@@ -179,8 +178,7 @@ def check_folder(path: Path) -> None:
 
 def lock(file: BinaryIO, path: Path) -> None:
     """Make this process the only writer of a run, until ``file`` is closed. Raises `Conflict` or
-    `BadRequest`.
-    """
+    `BadRequest`."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -264,8 +262,7 @@ def readable_line(record: JSON, spare: int = 0) -> bytes:
 
 def read_records(path: Path) -> Iterator[JSON]:
     """The complete records of a file, also while another process appends; none if the file does not exist.
-    Raises `Conflict`: the file is damaged before its end.
-    """
+    Raises `Conflict`: the file is damaged before its end."""
     return (record for _, record in _complete(path))
 
 
@@ -309,8 +306,7 @@ class RecordFile:
 
     def append(self, record: JSON) -> None:
         """Add a record. Raises what `readable_line` does, and `Unavailable` where no space is left: the file
-        then ends with the previous record.
-        """
+        then ends with the previous record."""
         data = memoryview(self._codec.encode(readable_line(record, self._spare)))
         written = 0
         try:
@@ -363,7 +359,6 @@ class RecordFile:
 
 
 def _complete(path: Path) -> Iterator[tuple[int, JSON]]:
-    """The complete records, each with the offset where it ends."""
     try:
         file = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
@@ -390,8 +385,7 @@ _STEPS_PER_CALL = 500  # steps between two chances to be cancelled
 
 async def run_in_threads(steps: Generator[None, None, None]) -> None:
     """Run a long generator in worker threads; it is closed after its current steps where the task is
-    cancelled.
-    """
+    cancelled."""
 
     def some() -> bool:
         return sum(1 for _ in islice(steps, _STEPS_PER_CALL)) == _STEPS_PER_CALL

@@ -201,8 +201,7 @@ class GroupStage:
 
     async def run(self, compare: Compare, on_progress: Progressing) -> bool:
         """Compare the groups that are not compared yet; returns whether all are compared, and ``out.jsonl``
-        has their rewards. Raises as `RecordFile` does.
-        """
+        has their rewards. Raises as `RecordFile` does."""
         with RecordFile(self._outputs.comparisons) as file:
             await run_in_threads(self._recalled(file))
             await run_in_threads(self._counted())

@@ -75,12 +75,10 @@ class Progress:
 
     @property
     def failed(self) -> int:
-        """Rollouts whose last attempt failed."""
         return self.finished - self.scored - self.masked
 
     @property
     def remaining(self) -> int:
-        """Rollouts that are not finished."""
         return self.total - self.finished
 
 
@@ -97,7 +95,6 @@ class Tally:
         self._rewards = TaskMeans()
 
     def add(self, record: JSON) -> None:
-        """Count a record of the journal."""
         failure = failure_class(record)
         if failure is None:
             self._scored += 1

@@ -142,7 +142,6 @@ def _other_format(path: Path, line: bytes) -> str | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """The lines; None for one that is too long."""
     while line := file.readline(MAX_ROW_BYTES + 1):
         if len(line) <= MAX_ROW_BYTES or line.endswith(b"\n"):
             yield line
@@ -168,7 +167,6 @@ def _not_an_object(row: object) -> str:
 
 
 def _explained(line: bytes, error: ValueError) -> str:
-    """What is wrong with a line that is not JSON."""
     try:
         text = line.decode()
     except UnicodeDecodeError as problem:
@@ -203,7 +201,6 @@ class Problems:
         self.notes: list[str] = []  # anything unusual, but harmless
 
     def add(self, problem: str) -> None:
-        """Record a row that cannot be used."""
         self.count += 1
         where, colon, what = problem.partition(": ")
         if not colon:

@@ -345,7 +345,6 @@ class RolloutRunner:
         return running
 
     def drain(self) -> None:
-        """Start no further attempt; running ones may end."""
         self._draining = True
 
     def run_in_background(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
@@ -479,5 +478,4 @@ def _alike(rollout: JSON) -> tuple[str, ...]:
 
 
 def _row_of(job: Job) -> JSON:
-    """The row of the job's next attempt; one from a file of failures leaves its failure behind."""
     return row_of_attempt(unmarked(job.row), job.attempt)

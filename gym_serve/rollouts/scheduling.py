@@ -89,8 +89,7 @@ class Outage:
 
     def unavailable(self, started: float, now: float, jobs: int) -> Literal["attempt", "probe", "away"]:
         """An attempt found the graph unavailable. Returns ``attempt``: it counts as an attempt at its
-        rollout. ``probe``: it does not. ``away``: the graph has been away for too long.
-        """
+        rollout. ``probe``: it does not. ``away``: the graph has been away for too long."""
         if self._probes > MAX_PROBES:
             return "away"
         self._streak += 1
@@ -209,7 +208,6 @@ class Scheduler:
         heapq.heappush(self._ready, job.number)
 
     def start(self, now: float) -> Job | None:
-        """The job whose next attempt starts now, if one may start."""
         self._now = now
         while self._waiting and self._waiting[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._waiting)[1])
@@ -269,8 +267,7 @@ class Scheduler:
 
     def restart(self, job: Job) -> bool:
         """Begin a job anew: its attempts so far no longer count. One that waits to start goes on waiting.
-        Returns whether an attempt at it is running, which the caller must cancel.
-        """
+        Returns whether an attempt at it is running, which the caller must cancel."""
         running = job.number in self._running
         if running or job.number not in self._jobs:
             self.drop(job.number)
@@ -334,7 +331,6 @@ class OperatorErrors:
         self._in_a_row = 0
 
     def add(self, error: OperatorError) -> None:
-        """An attempt ended with an operator error."""
         self.last = error
         self._in_a_row += 1
         if self.fatal is not None or self._in_a_row >= self._limit or isinstance(error, _FATAL_AT_ONCE):
@@ -415,7 +411,6 @@ class Ordering(Generic[T]):
             self._results[group] = {}
 
     def push(self, group: int, number: int, result: T) -> Iterator[T]:
-        """Add the result of a job; yields the results whose turn has come."""
         if self._order == "completion":
             yield result
             return

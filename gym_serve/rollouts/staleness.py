@@ -119,7 +119,6 @@ class StalenessBook:
         self._places[group] = Place(self.version, self.version + self._options.max_staleness)
 
     def scored(self, group: int) -> None:
-        """A rollout of a group has ended with a reward."""
         self._places[group].scored = True
 
     def complete(self, group: int) -> None:
@@ -152,7 +151,6 @@ class StalenessBook:
         return change
 
     def next(self) -> int | None:
-        """The group to be taken next; None if the trainer has to wait."""
         ready = [(place.usable, place.due, group) for group, place in self._places.items() if place.ready]
         if not ready:
             return None

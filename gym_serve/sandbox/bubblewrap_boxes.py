@@ -147,7 +147,6 @@ def _resident() -> CodeType:
 
 @cache
 def _links() -> list[tuple[str, str]]:
-    """The links in the root folder of this machine: ``bin`` to ``usr/bin``."""
     return [(name, os.readlink(f"/{name}")) for name in os.listdir("/") if os.path.islink(f"/{name}")]
 
 
@@ -290,7 +289,6 @@ class BubblewrapBox:
         self._process.writer.write(len(data).to_bytes(8, "little") + data)
 
     async def _read(self) -> None:
-        """Give replies to those who wait for them, until the end."""
         reason = "its first process ended"
         reader = self._process.reader
         try:

@@ -249,8 +249,6 @@ def _sizes(message: dict[str, Any], limit: int) -> list[int]:
 
 
 async def _decoded(texts: list[bytes]) -> list[str]:
-    """Decode texts, long ones in a thread, so that the event loop can serve others."""
-
     def decode() -> list[str]:
         return [text.decode("utf-8", "replace") for text in texts]
 
@@ -335,8 +333,7 @@ class SandboxPool:
 
     async def take(self) -> SandboxedPython:
         """Take a started process; the caller stops it. Raises `Unavailable`: the pool is not running, or a
-        sandbox does not start.
-        """
+        sandbox does not start."""
         if not self._running:
             raise Unavailable("the pool of sandboxes is not running")
         python = self._ready.popleft() if self._ready else await self._started()

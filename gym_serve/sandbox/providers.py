@@ -101,7 +101,6 @@ def python_and_libraries() -> list[str]:
 
 
 def _libraries() -> tuple[list[str], list[str]]:
-    """Folders of the system's libraries, and arguments for the links to them."""
     arguments, folders = [], []
     triple = sysconfig.get_config_var("MULTIARCH") or "-"
     for folder in filter(os.path.isdir, (*_LINKS, f"/usr/lib/{triple}", "/usr/lib")):
@@ -149,7 +148,6 @@ def packages_of(names: Iterable[str]) -> list[str]:
 
 
 def _entries(name: str) -> Iterator[str]:
-    """The files and folders that a package has in the folder of packages."""
     package = importlib.metadata.distribution(name)
     tops = dict.fromkeys(file.parts[0] for file in package.files or ())
     for top in tops:
@@ -172,8 +170,7 @@ class Confinement(Protocol):
 
     def command(self, limits: Limits) -> list[str]:
         """The command line that starts Python with the package ``inside`` in the sandbox, whose disk it
-        limits; the package sets the other limits.
-        """
+        limits; the package sets the other limits."""
         ...
 
 
@@ -210,13 +207,11 @@ class Bubblewrap:
         self._files = [*python_and_libraries(), *shown_packages(packages_of(packages))]
 
     def command(self, limits: Limits) -> list[str]:
-        """``bwrap`` with its arguments, then Python."""
         return [*self._arguments(limits), "--", *_python(), *_START, "/sandbox"]
 
     def resident(self, arguments: Sequence[str], *, network: bool) -> list[str]:
         """``bwrap`` that starts the resident process of a box (`gym_serve.sandbox.inside.resident`), which is
-        root in its namespaces until it has made the box's root.
-        """
+        root in its namespaces until it has made the box's root."""
         rights = ["--cap-add", "ALL"] if self.user is None else _capabilities(_RIGHTS_OF_RESIDENT)
         who = [] if self.user is not None else ["--unshare-user", "--uid", "0", "--gid", "0"]
         return [

@@ -105,8 +105,7 @@ class Captures:
 
     def open(self) -> str:
         """Open a capture and return its id. Its model calls have the affinity key and endpoint of this
-        call.
-        """
+        call."""
         self._expire()
         if len(self._table) >= self._most:
             raise Overloaded(f"{self._most} captures are open (`max_captures`); close some, or wait")
@@ -132,8 +131,7 @@ class Captures:
         self, params: JSON, ask: Callable[[JSON], AsyncIterator[JSON]]
     ) -> AsyncGenerator[JSON, None]:
         """The events of a streamed call of the current session, the final one once the call is recorded: a
-        harness that has seen the end of an answer, and asks at once what comes next, finds it recorded.
-        """
+        harness that has seen the end of an answer, and asks at once what comes next, finds it recorded."""
         final: list[JSON] = []
         with self._recording(params) as call:
             async with closing(stream_in(call.context, ask(call.params))) as events:
@@ -208,7 +206,6 @@ class Captures:
         self._current()
 
     def close(self) -> None:
-        """Drop the current capture; safe to call twice."""
         self._table.pop(current().session or "")
 
     def _current(self) -> OpenSession[_Capture]:
@@ -312,5 +309,4 @@ class Recording:
         return list(answer["trajectories"])
 
     async def close(self) -> None:
-        """Drop the capture; safe to call twice."""
         await self._model.fetch(CLOSE, {}, session=self.id)

@@ -120,8 +120,7 @@ class use:
 @asynccontextmanager
 async def closing(items: AsyncIterator[T]) -> AsyncGenerator[AsyncIterator[T], None]:
     """Close an async iterator at the end of the block, so that leaving a stream early ends its work at
-    once.
-    """
+    once."""
     try:
         yield items
     finally:

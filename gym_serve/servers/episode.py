@@ -90,8 +90,7 @@ def written_bytes(value: Any, depth: int = 0) -> int:
 
 def shortened(output: list[JSON], limit: int) -> list[JSON] | None:
     """The items of one model call cut to about ``limit`` bytes, with all of its tokens on the last one; None
-    if they are within it.
-    """
+    if they are within it."""
     left = limit
     for at, item in enumerate(output):
         size = written_bytes(item)
@@ -410,8 +409,7 @@ class Episode:
 
     def set_aside(self, seconds: Iterable[float], limit: float) -> float:
         """Take slow model calls out of the policy's time; returns their seconds, of all that each call took
-        in something with a ``limit``.
-        """
+        in something with a ``limit``."""
         slow = sum(each for each in seconds if each > limit * _SLOW)
         self._not_its_own += slow
         return slow
@@ -444,7 +442,6 @@ class Episode:
         return PolicyDeadline(message, stage=where) if own else DeadlineExceeded(message, stage=stage)
 
     def _shorten(self, outputs: list[JSON]) -> None:
-        """Replace outputs for which the episode has no room by an error."""
         left = self._limits.max_episode_bytes - self._bytes
         for output in outputs:
             size = len(output["output"])

@@ -40,8 +40,7 @@ _SHOWN = 4096  # characters of arguments that are no JSON
 
 class History:
     """The items that the next model call is sent, after a prompt whose calls a model may have written as
-    well.
-    """
+    well."""
 
     def __init__(self, items: list[JSON], most_calls: int) -> None:
         self.items = [_readable_call(item) if _is_call(item) else item for item in items]

@@ -183,7 +183,6 @@ class LiveEpisodes:
         return islice(self._running.values(), most)
 
     def ended(self) -> Iterator[EndedEpisode]:
-        """The episodes that have ended lately, the last one first."""
         while self._ended and next(iter(self._ended.values())).age > _KEPT_SECONDS:
             self._ended_bytes -= self._ended.popitem(last=False)[1].size
         return reversed(self._ended.values())

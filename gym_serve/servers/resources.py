@@ -218,8 +218,7 @@ class ResourcesServer(Server):
 
     async def aggregate(self, rollouts: list[JSON]) -> JSON | None:
         """Metrics of the environment's own over scored rollouts, at least one (optional); None for
-        `metrics`.
-        """
+        `metrics`."""
         return None
 
     # Operations
@@ -468,8 +467,7 @@ class ResourcesServer(Server):
         opens: bool = True,
     ) -> Reply:
         """Run a call in the session that it names; without one, in a new session, which stays open if the
-        call succeeds. Where the call may not open one (``opens``), raises `SessionNotFound`.
-        """
+        call succeeds. Where the call may not open one (``opens``), raises `SessionNotFound`."""
         session_id = current().session
         if session_id is not None:
             return await self.in_session(session_id, work, touches=touches)
@@ -479,8 +477,7 @@ class ResourcesServer(Server):
 
     async def in_open_session(self, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
         """Run a call in the caller's session if that is open, else in a new one: a client that seeds twice
-        keeps its state.
-        """
+        keeps its state."""
         session_id = current().session
         try:
             if session_id is not None:
@@ -540,7 +537,6 @@ def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], typ
 
 
 def _verdict(value: Any) -> Verdict:
-    """The value that `verify` returned, as a verdict."""
     if isinstance(value, Real):  # numpy's numbers as well
         return Verdict(reward=float(value))
     if not isinstance(value, Verdict | Mapping):

@@ -196,8 +196,7 @@ class LiveSessions(Generic[S]):
 
     def open(self, state: S, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
         """Open a session. Raises `Unavailable` while stopping, `Overloaded` where clients have too many
-        open.
-        """
+        open."""
         if self._stopped:
             raise Unavailable(f"replica {self._table.replica} is stopping and opens no more sessions")
         if of_client and self._max_of_clients is not None and self._table.of_clients >= self._max_of_clients:
@@ -217,7 +216,6 @@ class LiveSessions(Generic[S]):
         return self._table.traceparent(session_id)
 
     def gone(self, session_id: str) -> GymError:
-        """The error for a session that was open before."""
         if self._stopped:
             held = f"replica {self._table.replica}, which held session {session_id[:64]},"
             return SessionLost(f"{held} is stopping")
@@ -238,7 +236,6 @@ class LiveSessions(Generic[S]):
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """Close all sessions; no more can be opened."""
         self._stopped = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -287,8 +284,7 @@ class LiveSessions(Generic[S]):
 
 class SessionCall(Generic[S]):
     """One call in a session, from its turn to its end. Raises `SessionNotFound` or `SessionLost` on entry, if
-    the session was closed while the call waited for its turn.
-    """
+    the session was closed while the call waited for its turn."""
 
     def __init__(self, sessions: LiveSessions[S], session: OpenSession[S]) -> None:
         self.session = session

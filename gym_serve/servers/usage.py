@@ -84,7 +84,6 @@ class UsageMeter:
                     self._add(str(stage), str(server), {name: _count(counts, name) for name in COUNTS})
 
     def to_json(self) -> JSON:
-        """The counts by stage and server."""
         usage: dict[str, dict[str, dict[str, int]]] = {}
         for (stage, server), counts in self._counts.items():
             usage.setdefault(stage, {})[server] = dict(counts)
@@ -97,7 +96,6 @@ class UsageMeter:
         return taken
 
     def calls(self, stage: str) -> int:
-        """How many calls were counted under a stage."""
         return sum(counts["calls"] for (at, _), counts in self._counts.items() if at == stage)
 
     def __iter__(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
@@ -116,8 +114,7 @@ _METER: ContextVar[tuple[UsageMeter, str] | None] = ContextVar("gym_serve_meter"
 
 class metering:
     """Counts the model calls of a ``with`` block under a stage. (A generator would cost four times as
-    much.)
-    """
+    much.)"""
 
     __slots__ = ("_current", "_token")
 

@@ -124,8 +124,7 @@ class Episodes:
 
     async def compared(self, scored: Sequence[Rollout]) -> list[Rollout]:
         """The scored rollouts of one prompt, with the rewards of their group where the environment compares
-        them. If that fails, all of them have failed.
-        """
+        them. If that fails, all of them have failed."""
         if not scored:
             return []
         group = await self._gym.compare(scored)
@@ -179,8 +178,7 @@ class Siblings:
     async def compared(self, rollout: Rollout) -> Rollout:
         """A rollout with the reward of its group, once all have ended, where its environment compares them.
         It has failed if the comparison did. A rollout that was not added, and one without ``compare``, is as
-        it was.
-        """
+        it was."""
         place = next((i for i, each in enumerate(self._scored) if each is rollout), None)
         return rollout if place is None else (await self._settled())[place]
 
@@ -208,7 +206,6 @@ class Outcome(NamedTuple):
         return verified(self.samples)
 
     async def reward(self) -> float:
-        """The reward; of a failure, the mean of its siblings."""
         return self.last.reward if self.last.failure is None else await self.siblings.mean()
 
 
@@ -264,8 +261,7 @@ class Adapter:
 
 def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
     """The row of a trainer's sample: the one in its column ``row``, as JSON, or one made of its prompt and
-    further keys that are not None. Raises `InvalidRequest` if there is neither.
-    """
+    further keys that are not None. Raises `InvalidRequest` if there is neither."""
     row = columns.get("row")
     if row is None:
         if prompt is None or not len(prompt):

@@ -136,25 +136,21 @@ class Rollout:
 
     @property
     def index(self) -> int | None:
-        """Which of the task's rollouts it is, from 0."""
         return _index(self.raw.get("_ng_rollout_index"))
 
     @property
     def agent(self) -> str:
-        """Name of the agent that made it."""
         ref = self.raw.get("agent_ref")
         name = ref.get("name") if isinstance(ref, dict) else None
         return name if isinstance(name, str) and name else "agent"
 
     @property
     def model(self) -> str | None:
-        """Name of the model that answered last."""
         name = self.response.get("model")
         return name if isinstance(name, str) and name else None
 
     @property
     def created_at(self) -> float:
-        """Unix time of the last model response, 0.0 if it says none."""
         return number(self.response.get("created_at")) or 0.0
 
     @property

@@ -101,15 +101,13 @@ def samples(
 
 def sample_of(conversation: Rollout) -> TrainingSample:
     """The one sample of a conversation, for formats that hold no parts and no failures; or
-    `NotExportable`.
-    """
+    `NotExportable`."""
     return _sample(token_turns(conversation), conversation, 0, conversation.reward, None, None)
 
 
 def verified(found: Sequence[TrainingSample]) -> TrainingSample:
     """The sample for a trainer that takes one: the end of the verified conversation, which the reward is
-    for.
-    """
+    for."""
     first = min(sample.branch for sample in found)
     return [sample for sample in found if sample.branch == first][-1]
 

@@ -34,8 +34,7 @@ def trained_model(gym: Gym, model: str | None) -> str:
 
 def encoded(tensors: Iterable[tuple[str, torch.Tensor]]) -> bytes:
     """Named tensors in the format of safetensors. Of tensors that share their memory (a head tied to the
-    embeddings) the first is kept; engines tie them again.
-    """
+    embeddings) the first is kept; engines tie them again."""
     from safetensors.torch import save
 
     kept: dict[str, torch.Tensor] = {}

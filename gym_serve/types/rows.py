@@ -240,8 +240,7 @@ _PARAMS: TypeAdapter[Any] = TypeAdapter(ResponsesParams)
 
 def with_prompt(row: JSON) -> JSON:
     """A row ``{"prompt": ..., own keys}`` with the ``responses_create_params`` that its prompt makes; one
-    that has these, or no prompt, is returned as it is.
-    """
+    that has these, or no prompt, is returned as it is."""
     if "prompt" not in row or "responses_create_params" in row:
         return row
     prompt = row["prompt"]

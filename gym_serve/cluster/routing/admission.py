@@ -88,7 +88,6 @@ class Admission:
         self.meter.answered()
 
     async def _begin(self, call: Call) -> float:
-        """Wait for the call's turn; the seconds that it took."""
         running, waiting = self._limits()
         full = self.running >= running or bool(self._queue)
         if full and 0 <= waiting <= len(self._queue):

@@ -33,8 +33,7 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.05, 2.0  # seconds between two tries to restore
 
 class FailoverTransport:
     """Keeps the sessions of a resources server alive when its replicas die. Of the states, which take at most
-    ``max_bytes``, those not used for longest are dropped first.
-    """
+    ``max_bytes``, those not used for longest are dropped first."""
 
     def __init__(self, transport: Transport, *, max_bytes: int = 1 << 28) -> None:
         self.server = transport.server
@@ -119,7 +118,6 @@ class FailoverTransport:
             pause = min(2 * pause, _LAST_PAUSE)
 
     def _kept(self, call: Call, reply: Reply) -> Reply:
-        """The reply as the caller gets it, its state being kept here."""
         if reply.session is None:
             return reply
         if reply.state is not None:
@@ -178,7 +176,6 @@ class SnapshotCache:
         return len(self._by_use)
 
     def get(self, session_id: str) -> Held | None:
-        """The state of the session with this id, one of its earlier ids included."""
         held = self._by_id.get(session_id)
         if held is not None:
             self._use(held)

@@ -61,7 +61,6 @@ class TaskDifference(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Mean reward of the second run, less that of the first."""
         return self.b.mean - self.a.mean
 
     @property
@@ -199,7 +198,6 @@ class RunScores:
         return self._rollouts.coverage()
 
     def __call__(self) -> Iterator[Scores]:
-        """The scores of each task, by index."""
         for group in self._rollouts.groups(self._failures):
             rewards = [rollout.fields["reward"] for rollout in group.rollouts]
             solved = sum(1 for reward in rewards if reward >= self._solved_at)
@@ -251,8 +249,7 @@ class _Pairs:
 
 def prompt_digest(given: Any) -> int | None:
     """32 bits of the ``input`` of a row, by which tasks of different data sets are told apart; None if it is
-    nested too deeply.
-    """
+    nested too deeply."""
     try:
         return digest(given) & 0xFFFF_FFFF
     except TypeError:

@@ -60,7 +60,6 @@ class Output:
         self._empty()  # of what was left in a buffer when its file was full
 
     def flush(self) -> None:
-        """Write out what is in buffers, of the present streams and of the first ones."""
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             try:
                 stream.flush()  # type: ignore[union-attr]
@@ -72,12 +71,10 @@ class Output:
         return out, err
 
     def start(self, limit: int) -> tuple[bytes, bytes]:
-        """The first ``limit`` bytes of each."""
         out, err = (start_of(file, limit) for file in self._files)
         return out, err
 
     def end_of_errors(self, limit: int) -> bytes:
-        """The last ``limit`` bytes of standard error."""
         return os.pread(self._files[1].fileno(), limit, max(0, self.sizes()[1] - limit))
 
     def _empty(self) -> None:

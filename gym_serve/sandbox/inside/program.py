@@ -24,8 +24,7 @@ from .watch import REASONS, Watch
 
 class Program:
     """One run of a program, which finds the names of ``namespace`` without importing them. They are not its
-    own: where a function is asked for, it has to be the program's.
-    """
+    own: where a function is asked for, it has to be the program's."""
 
     def __init__(self, request: dict[str, Any], stdin: bytes, namespace: dict[str, Any]) -> None:
         self._request = request
@@ -36,14 +35,12 @@ class Program:
         replace(self._stdin, stdin)
 
     def prepare(self, config: dict[str, Any]) -> None:
-        """Make this process, which was forked for it, the program's own."""
         os.dup2(self._stdin.fileno(), 0)
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open to the end
         self._output.capture()
         confine(config, math.ceil(self._request["timeout"]) + 1)
 
     def run(self) -> None:
-        """Run it, in its own process and last of all."""
         name = "__main__" if self._request["function"] is None else "solution"
         module = types.ModuleType(name)
         sys.modules[name] = module

@@ -554,7 +554,6 @@ def _signal_to(process: int, signal: int) -> None:
 
 
 def _message(file: int) -> bytes | None:
-    """The next message; None at the end."""
     size = _exactly(file, 8)
     return None if size is None else _exactly(file, int.from_bytes(size, "little"))
 

@@ -135,12 +135,10 @@ class Session:
     # The child's side
 
     def prepare(self, config: dict[str, Any]) -> None:
-        """Make this process, which was forked for it, the session's own."""
         self._ours.close()
         confine(config)
 
     def run(self) -> None:
-        """Execute what is asked for, until the parent ends."""
         interpreter = Interpreter(self._namespace, self._output)
         while self._theirs.recv(1):
             request = json.loads(start_of(self._request, os.fstat(self._request.fileno()).st_size))
@@ -162,8 +160,7 @@ class Session:
 
     def execute(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         """Have code executed: the texts are ``stdout``, ``stderr``, ``error`` and ``=`` with the result.
-        ``ended`` says how the child ended where it did not survive it, and then there is no text.
-        """
+        ``ended`` says how the child ended where it did not survive it, and then there is no text."""
         for file in (self._result, self._error, self._trace):
             replace(file, b"")
         replace(self._request, json.dumps(request).encode())

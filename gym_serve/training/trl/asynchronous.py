@@ -84,7 +84,6 @@ class RolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Nothing, or an error. Raises `Unavailable`: the rollouts have ended."""
         if self._error is not None:
             raise Unavailable(f"no rollouts any more: {self._error}") from self._error
         if self._thread is None or not self._thread.is_alive():

@@ -48,8 +48,7 @@ async def environment_reward(
     prompts: Sequence[Any], completions: Sequence[Any], *, environments: Sequence[Any], **columns: Any
 ) -> list[float | None]:
     """The reward function of a `GRPOTrainer` with `environment_factory`: the environment's verdict; None
-    where it failed, which TRL then leaves out.
-    """
+    where it failed, which TRL then leaves out."""
 
     async def verified(environment: SessionEnvironment, completion: Any) -> float | None:
         return await loop.run(environment._verify(completion))

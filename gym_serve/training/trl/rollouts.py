@@ -39,8 +39,7 @@ ROW = "row"  # the column of `dataset` that holds a row as JSON
 
 def dataset(rows: Rows) -> Dataset:
     """Rows as a dataset for TRL: their prompts, and beside each its row as JSON. Raises `InvalidRequest` with
-    the place of a row that cannot be used.
-    """
+    the place of a row that cannot be used."""
     try:
         from datasets import Dataset
     except ModuleNotFoundError as error:
@@ -76,8 +75,7 @@ def rollout_reward(
     **columns: Any,
 ) -> list[float | None]:
     """The reward function of a `GRPOTrainer` with `rollout_func`: each completion has the reward of its
-    rollout; None for a failed rollout, which TRL then leaves out.
-    """
+    rollout; None for a failed rollout, which TRL then leaves out."""
     for name, value in rollout_metrics[0].items():
         log_metric(name, value)
     return rollout_reward
@@ -115,7 +113,6 @@ class RolloutFunc:
         }
 
     def _push(self, trainer: Any) -> int:
-        """Give the engine the trainer's weights, if they have changed since the last time."""
         step: int = trainer.state.global_step
         if step != self._step:
             if hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_adapter"):
@@ -141,7 +138,6 @@ class RolloutFunc:
         return [rollout for rollouts in found for rollout in rollouts]
 
     def _asked(self, prompts: list[Any], trainer: Any) -> list[tuple[JSON, int]]:
-        """The rows of the prompts, each with the number of its rollouts."""
         if self._rows is None:
             self._rows = _RowsByPrompt([trainer.train_dataset, trainer.eval_dataset])
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
@@ -164,7 +160,6 @@ class RolloutFunc:
         return {**own, "temperature": args.temperature, "top_p": args.top_p}
 
     def _trained(self, rollouts: list[JSON], trainer: Any) -> list[TrainingSample]:
-        """The one sample of each rollout that TRL takes."""
         pad = trainer.processing_class.pad_token_id
         cut = [samples(rollout, pad_token_id=pad) for rollout in rollouts]
         if left := sum(map(len, cut)) - len(cut):
@@ -178,8 +173,7 @@ class RolloutFunc:
 
 def checked_rows(rows: Rows) -> list[JSON]:
     """Rows with their ``responses_create_params``; `InvalidRequest` with the place of one that cannot be
-    used.
-    """
+    used."""
     checked: list[JSON] = []
     for where, row, problem in read_rows(rows):
         if row is None:

@@ -324,7 +324,6 @@ def _blocks_of(content: Any, where: str) -> list[JSON]:
 
 
 def _text_of(block: Mapping[str, Any], key: str, where: str) -> str:
-    """The text that a block must have."""
     return checked(block.get(key), str, f"{where}.{key}")
 
 
@@ -353,7 +352,6 @@ class MessageStream:
         self._content: list[JSON] = []
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The events that an event of a Responses stream leads to, in order."""
         if not self._started:
             self._started = True
             yield self._start(event)

@@ -89,8 +89,7 @@ class Channel:
     @classmethod
     async def open(cls, address: Address, caller: str = "") -> Channel:
         """Connect. Raises `ConnectError` if the replica is gone or leaving, `ConnectTimeoutError` if it
-        may be.
-        """
+        may be."""
         tls = caller_context()
         client = aiohttp.ClientSession()
         try:
@@ -136,8 +135,7 @@ class Channel:
 
     async def call(self, call: Call) -> Reply:
         """Send a call and wait for its reply, or raise why there is none; cancelling cancels it at the
-        replica.
-        """
+        replica."""
         number, reply = self._begin()
         self._outbox.put(Request.of(number, call))
         try:

@@ -78,8 +78,7 @@ class _Connection:
 
 class Listener:
     """Answers the calls of other processes. A call that raises `QueueFullError` was not begun; ``lost`` is
-    told the name of a caller whose last connection has ended.
-    """
+    told the name of a caller whose last connection has ended."""
 
     def __init__(
         self,
@@ -109,8 +108,7 @@ class Listener:
 
     async def start(self, host: str) -> Address:
         """Listen on a free port of ``host``, an address of this machine. Raises `ConnectionError` if Ray runs
-        with TLS, and callers would refuse this node's certificate.
-        """
+        with TLS, and callers would refuse this node's certificate."""
         application = web.Application()
         application.router.add_get("/", self._accept)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
@@ -130,7 +128,6 @@ class Listener:
         return Address(host, port, self._token)
 
     async def stop(self) -> None:
-        """Answer what was read, then close every connection."""
         self._stopping = True
         if self._reports is not None:
             self._reports.cancel()

@@ -44,7 +44,6 @@ class Directory:
         await asyncio.to_thread(kv_put, self._key(replica), msgspec.msgpack.encode(address))
 
     async def get(self, replica: str) -> Address | None:
-        """Where ``replica`` listens; None if it has stopped, or never ran."""
         value = await asyncio.to_thread(kv_get, self._key(replica))
         return None if value is None else msgspec.msgpack.decode(value, type=Address)
 
@@ -79,8 +78,7 @@ def enable_keepalive(sock: Any) -> None:
 
 def caller_context() -> ssl.SSLContext | None:
     """The TLS context of a caller; None where Ray runs without TLS. Raises `OSError` or `KeyError` for
-    settings.
-    """
+    settings."""
     return _context(ssl.Purpose.SERVER_AUTH) if uses_tls() else None
 
 
