@@ -85,9 +85,10 @@ def build(
             continue
         nodes = _nodes_for(graph, name)
         handles = {n: bound[n] for n in nodes if n in bound}
-        policy = f"gym_serve.cluster.autoscaling:by_{_measure(node)}"
+        scaling = node.options.autoscaling
+        measure = "sessions" if scaling and scaling.sessions else "calls"
         settings = _with_shipped(deployed_options(node), nodes, shipped or {})
-        options = _options(name, node.options, settings, policy)
+        options = _options(name, node.options, settings, f"gym_serve.cluster.autoscaling:by_{measure}")
         deployment = serve.deployment(name=name, request_router_config=_ROUTER, **options)(Replica)
         arguments = (name, nodes, graph.tracing, graph.logs)
         code = [code_hash(n.cls) for n in nodes.values() if n.cls is not None]
@@ -148,11 +149,6 @@ def _options(name: str, options: ServerOptions, values: Mapping[str, Any], polic
     return {**deployment, "ray_actor_options": actor, "logging_config": {"enable_access_log": False}}
 
 
-def _measure(node: Node) -> str:
-    scaling = node.options.autoscaling
-    return "sessions" if scaling and scaling.sessions else "calls"
-
-
 def _autoscaling(given: AutoscalingOptions, policy: str) -> AutoscalingConfig:
     settings = given.model_dump(exclude_none=True, exclude={"target_sessions", "target_ongoing_requests"})
     target = given.sessions or given.target_ongoing_requests
@@ -168,10 +164,9 @@ _PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Node):
-        return {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
+        left_out = "options" if isinstance(value, Node) else None
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.name != left_out}
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, SecretStr):

@@ -10,7 +10,7 @@ no new work, and ends with its calls and sessions, or after ``graceful_shutdown_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -126,7 +126,7 @@ class Replica:
             await self._weights.fetch()
         self._admission = Admission(self._runner.dispatch, self._runner.stream, request_limits)
         self._partings: set[asyncio.Task[None]] = set()
-        self._listener = Listener(self._dispatch, self._stream, self._load, self._part_from)
+        self._listener = Listener(self._dispatch, self._admission.stream, self._load, self._part_from)
         self._directory = Directory(self._application, name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
@@ -209,9 +209,6 @@ class Replica:
             return await self._weights.dispatch(call)
         finally:
             self._controls -= 1
-
-    def _stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        return self._admission.stream(call)
 
     async def _report(self, *, with_counts: bool) -> Reply:
         load = report(

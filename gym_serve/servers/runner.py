@@ -61,7 +61,8 @@ class ServerRunner:
     async def start(self) -> None:
         PULSE.start()
         await self.server.start()
-        self.operations = self._operations()
+        describe = Operation(self.describe, "The operations of this server", None, {"type": "object"}, "GET")
+        self.operations = {**self.server.operations(), DESCRIBE: describe}
 
     async def stop(self) -> None:
         await self.server.stop()
@@ -123,10 +124,6 @@ class ServerRunner:
             for op, operation in self.operations.items()
             if op not in (DESCRIBE, RESTORE) and not op.startswith(EACH)
         }
-
-    def _operations(self) -> dict[str, Operation]:
-        describe = Operation(self.describe, "The operations of this server", None, {"type": "object"}, "GET")
-        return {**self.server.operations(), DESCRIBE: describe}
 
     async def _answer(self, call: Call) -> Reply:
         try:

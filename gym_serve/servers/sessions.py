@@ -326,7 +326,8 @@ class SessionCall(Generic[S]):
             return await asyncio.shield(self._thread)
         except asyncio.CancelledError:
             self._abandoned = True
-            _note_wait((self._began or time.monotonic()) - self._asked)
+            waited, notes = (self._began or time.monotonic()) - self._asked, current().notes
+            notes[QUEUED] = notes.get(QUEUED, 0) + microseconds(waited)  # for a thread of this process
             raise
 
     def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -356,12 +357,6 @@ class SessionCall(Generic[S]):
             session.turn.release()
         if session.quiet is not None and not session.running:
             session.quiet.set()
-
-
-def _note_wait(seconds: float) -> None:
-    """Add to the time that the current call has waited for a thread of this process."""
-    notes = current().notes
-    notes[QUEUED] = notes.get(QUEUED, 0) + microseconds(seconds)
 
 
 def seal(version: int, snapshot: Any, row: Any = None) -> bytes:

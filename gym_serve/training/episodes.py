@@ -93,7 +93,8 @@ class Episodes:
         self._prefix = secrets.token_hex(4)
 
         async def batch(requests: list[PolicyRequest]) -> list[PolicyAnswer]:
-            return [await generate(request, self._contexts.get(_task_of(request))) for request in requests]
+            tasks = [(request.episode or "").partition("-")[0] for request in requests]
+            return [await generate(r, self._contexts.get(t)) for r, t in zip(requests, tasks, strict=True)]
 
         for name in policies:
             self._gym.serve_policy(name, batch, max_batch=1)
@@ -280,10 +281,6 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
     if not isinstance(row, dict):
         raise InvalidRequest(f"`row` must be a JSON object, got {type(row).__name__}")
     return row
-
-
-def _task_of(request: PolicyRequest) -> str:
-    return (request.episode or "").partition("-")[0]
 
 
 def _model_with(tokenizer: Any) -> type[Server]:

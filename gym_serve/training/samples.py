@@ -227,7 +227,8 @@ def _sample(  # noqa: PLR0917
         versions += [None] * len(given) + turn.versions
     return TrainingSample(
         turns[0].prompt, response, mask, logprobs, versions, reward, group or of.task, of.task,
-        _rollout_id(of), of.branch, part, _is_truncated(of), failure, _media(of),
+        of.id.rpartition(".")[0] if of.branch else of.id, of.branch, part,
+        _is_truncated(of), failure, _media(of),
     )  # fmt: skip
 
 
@@ -236,10 +237,6 @@ def _placeholder(of: Rollout, reward: float, failure: str, pad: int, group: str 
         [pad], [pad], [0], [0.0], [None], reward, group or of.task, of.task, of.id,
         failure=failure, media=_media(of),
     )  # fmt: skip
-
-
-def _rollout_id(of: Rollout) -> str:
-    return of.id.rpartition(".")[0] if of.branch else of.id
 
 
 def _is_truncated(of: Rollout) -> bool:
