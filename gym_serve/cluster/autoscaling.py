@@ -1,12 +1,9 @@
 """Autoscaling policies: how many replicas a deployment gets for its load.
 
-Calls do not pass through Serve, so Serve counts no requests, and its own policy alone would remove every
-replica. Each replica reports its load instead (`CALLS`, `SESSIONS`), and the policies here hand the sum to
-Serve's own policy in the place of the requests that it counts. So all options of ``autoscaling`` keep the
-meaning that Serve gives them: target, bounds, factors, delays, window.
-
-A deployment is scaled to zero when its load was 0 for the whole window. It starts again on the one request
-that Serve does see, which waits in Serve's queue (`ReplicaTransport`).
+Calls do not pass through Serve, whose own policy alone would remove every replica. Each replica reports its
+load instead (`CALLS`, `SESSIONS`), and the policies here hand the sum to Serve's own policy in the place of
+requests, so all options of ``autoscaling`` keep their meaning. A deployment that is scaled to zero starts
+again on the one request that Serve does see (`ReplicaTransport`).
 
 Serve pickles this module by value, and runs the policies in its controller: it imports Ray only.
 """

@@ -2,12 +2,12 @@
 
 *Own* code is what is installed nowhere: the top-level package, or the single module, of a server's class, and
 those beside it that it imports, also from inside of functions. What is in site-packages must be on the nodes
-already, or in the server's ``runtime_env``; gym_serve itself is.
+already, or in the server's ``runtime_env``.
 
 A folder of code may hold keys, data and links to anywhere. Of it go Python files, and what the
 ``pyproject.toml`` above it declares under ``tool.setuptools.package-data``. Nothing goes whose name, or that
-of a folder on the way, begins with a dot, that a ``.gitignore`` of the repository names, or that a link
-brings in from elsewhere.
+of a folder on the way, begins with a dot, that a ``.gitignore`` names, or that a link brings in from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ _NO_CODE = {"__pycache__", "venv"}
 
 
 def own_code(cls: type) -> list[Path]:
-    """What a class needs that is installed nowhere: folders of packages, and files of single modules.
-
-    They are sorted. A class of gym_serve, of an installed package or of ``__main__`` has none.
-    """
+    """What a class needs that is installed nowhere: folders of packages, and files of single modules,
+    sorted."""
     found: dict[Path, None] = {}
     ahead, seen = [_top(cls.__module__)], set()
     while ahead:
@@ -60,10 +58,7 @@ def own_code(cls: type) -> list[Path]:
 
 
 def code_hash(cls: type) -> str:
-    """A hash of the Python source of a class: of its `own_code`, or else of its package or module.
-
-    Empty for a class without a file.
-    """
+    """A hash of the Python source of a class: of its `own_code`, or else of its package or module, if any."""
     places = own_code(cls)
     if not places and (file := getattr(sys.modules.get(cls.__module__), "__file__", None)):
         places = [Path(file).parent if Path(file).name == "__init__.py" else Path(file)]
@@ -76,11 +71,7 @@ def code_hash(cls: type) -> str:
 
 
 def shipped_files(place: Path) -> list[Path]:
-    """What of an `own_code` place goes to a cluster, sorted.
-
-    Raises:
-        BadRequest: the ``pyproject.toml`` above it is none.
-    """
+    """What of an `own_code` place goes to a cluster, sorted."""
     files = [place] if place.is_file() else _files(place)
     declared = _declared(place)
 
@@ -100,23 +91,16 @@ def files_of(graph: Graph) -> list[Path]:
 def ship(graph: Graph) -> dict[str, str]:
     """Upload the own code of a graph's classes to the connected cluster, from which its nodes fetch it.
 
-    Returns:
-        an URI by the name of each server that has own code, for ``py_modules`` of its ``runtime_env``. It is
-        a hash of the files, so code that has not changed is not sent again, and keeps its URI.
-
-    Raises:
-        Unavailable: the cluster does not take it, e.g. because it is larger than Ray allows.
+    Returns an URI by the name of each server that has own code, for ``py_modules`` of its ``runtime_env``. It
+    is a hash of the files, so code that has not changed is not sent again, and keeps its URI.
     """
     needed = _needed(graph)
     shipped = _shipped(needed)
     if files := [file for place in shipped for file in shipped[place]]:
         size = sum(file.stat().st_size for file in files)
         _log.info("Sending %d files of the graph's own code (%.1f KB)…", len(files), size / 1000)
-    uris = {
-        tuple(places): _uploaded({place: shipped[place] for place in places})
-        for places in needed.values()
-        if places
-    }
+    own = {tuple(places) for places in needed.values() if places}
+    uris = {places: _uploaded({place: shipped[place] for place in places}) for places in own}
     return {name: uris[tuple(places)] for name, places in needed.items() if places}
 
 
@@ -131,10 +115,7 @@ def _needed(graph: Graph) -> dict[str, list[Path]]:
 
 
 def _shipped(needed: Mapping[str, list[Path]]) -> dict[Path, list[Path]]:
-    """The `shipped_files` of each place, which are looked for once."""
-    return {
-        place: shipped_files(place) for place in {place for places in needed.values() for place in places}
-    }
+    return {place: shipped_files(place) for places in needed.values() for place in places}
 
 
 def _uploaded(shipped: Mapping[Path, list[Path]]) -> str:

@@ -40,21 +40,18 @@ _SERVER_DEFAULTS = {
 _ROUTER = RequestRouterConfig(
     request_router_class="gym_serve.cluster.serve_compat:MemberRouter"  # type: ignore[arg-type]
 )
-_BY_REQUESTS = "ray.serve.autoscaling_policy:default_autoscaling_policy"
-"""Serve's own policy: HTTP requests do pass through Serve."""
+_BY_REQUESTS = "ray.serve.autoscaling_policy:default_autoscaling_policy"  # HTTP requests pass through Serve
 # A runtime_env is the user's alone: Ray starts Python twice for a worker with one, 0.4 s of CPU per replica.
 _ACTOR_OPTIONS = ("num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "runtime_env")
 _DEPLOYMENT_OPTIONS = (
-    "num_replicas",
-    "max_ongoing_requests",
-    "max_queued_requests",
-    "placement_group_bundles",
-    "placement_group_strategy",
-    "max_replicas_per_node",
-    "health_check_period_s",
-    "health_check_timeout_s",
-    "graceful_shutdown_timeout_s",
-    "graceful_shutdown_wait_loop_s",
+    *("num_replicas", "max_ongoing_requests", "max_queued_requests", "max_replicas_per_node"),
+    *(
+        "placement_group_bundles",
+        "placement_group_strategy",
+        "health_check_period_s",
+        "health_check_timeout_s",
+    ),
+    *("graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s"),
 )
 
 
@@ -62,9 +59,6 @@ def app(args: GraphSpec) -> serve.Application:
     """Serve's builder: the application of the graph under ``args`` of a config file.
 
     What is wrong with the graph is printed too: `serve run` shows it before Ray's traceback and at its end.
-
-    Raises:
-        GraphError: the graph has problems, all of them; or see `build`.
     """
     try:
         return build(resolve(args, literal_secrets=False))
@@ -76,13 +70,9 @@ def app(args: GraphSpec) -> serve.Application:
 def build(
     graph: Graph, *, owned: bool = False, shipped: Mapping[str, str] | None = None
 ) -> serve.Application:
-    """The application of a resolved graph.
+    """The application of a resolved graph; one that is ``owned`` belongs to a run, and ends with it.
 
-    Args:
-        owned: whether it belongs to a run, and ends with it (`gym_serve.cluster.ownership`).
-
-    Raises:
-        GraphError: other machines reach Serve, and the graph has no token; or Ray has none.
+    Raises `GraphError` where other machines reach Serve, and the graph has no token; or Ray has none.
     """
     if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
         raise GraphError(problem)
@@ -95,16 +85,11 @@ def build(
             continue
         nodes = _nodes_for(graph, name)
         handles = {n: bound[n] for n in nodes if n in bound}
-        deployment = serve.deployment(
-            name=name,
-            request_router_config=_ROUTER,
-            **_options(
-                name,
-                node.options,
-                _with_shipped(deployed_options(node), nodes, shipped or {}),
-                f"gym_serve.cluster.autoscaling:by_{_measure(node)}",
-            ),
-        )(Replica)
+        scaling = node.options.autoscaling
+        measure = "sessions" if scaling and scaling.sessions else "calls"
+        settings = _with_shipped(deployed_options(node), nodes, shipped or {})
+        options = _options(name, node.options, settings, f"gym_serve.cluster.autoscaling:by_{measure}")
+        deployment = serve.deployment(name=name, request_router_config=_ROUTER, **options)(Replica)
         arguments = (name, nodes, graph.tracing, graph.logs)
         code = [code_hash(n.cls) for n in nodes.values() if n.cls is not None]
         version = _fingerprint((arguments, code), sorted(handles))
@@ -139,7 +124,6 @@ def _nodes_for(graph: Graph, name: str) -> dict[str, Node]:
 def _with_shipped(
     options: dict[str, Any], nodes: Mapping[str, Node], shipped: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Options of a server whose replicas construct ``nodes``, with the code that was shipped for them."""
     uris = sorted({shipped[name] for name, node in nodes.items() if node.cls is not None and name in shipped})
     return {**options, "runtime_env": with_code(options.get("runtime_env"), uris)} if uris else options
 
@@ -155,21 +139,14 @@ def _given(options: ServerOptions, defaults: Mapping[str, Any]) -> dict[str, Any
     return {**defaults, **options.model_dump(exclude_none=True)}
 
 
-def _options(name: str, options: ServerOptions, given: Mapping[str, Any], policy: str) -> dict[str, Any]:
-    """Arguments of ``serve.deployment``; autoscaling, if there is any, is by ``policy``."""
-    actor = {key: given[key] for key in _ACTOR_OPTIONS if key in given}
-    deployment: dict[str, Any] = {key: given[key] for key in _DEPLOYMENT_OPTIONS if key in given}
-    scaling = options.autoscaling
-    if scaling is None:
+def _options(name: str, options: ServerOptions, values: Mapping[str, Any], policy: str) -> dict[str, Any]:
+    actor = {key: values[key] for key in _ACTOR_OPTIONS if key in values}
+    deployment: dict[str, Any] = {key: values[key] for key in _DEPLOYMENT_OPTIONS if key in values}
+    if (scaling := options.autoscaling) is None:
         deployment.setdefault("num_replicas", 1)
     else:
         deployment["autoscaling_config"] = _autoscaling(scaling, policy)
     return {**deployment, "ray_actor_options": actor, "logging_config": {"enable_access_log": False}}
-
-
-def _measure(node: Node) -> str:
-    scaling = node.options.autoscaling
-    return "sessions" if scaling and scaling.sessions else "calls"
 
 
 def _autoscaling(given: AutoscalingOptions, policy: str) -> AutoscalingConfig:
@@ -187,10 +164,9 @@ _PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Node):
-        return {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
+        left_out = "options" if isinstance(value, Node) else None
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.name != left_out}
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, SecretStr):

@@ -1,12 +1,8 @@
 """State of every server of the running application, for ``/health``.
 
 A server is ready if its calls are answered now: at least one replica runs, or the deployment is scaled to
-zero and starts one on a call. Serve notices a dead replica at its next health check
-(``health_check_period_s``, 10 seconds by default).
-
-The replicas count, not the last deploy. If Serve cannot build a new version of the file, it lists no
-deployments of the application, although those of the previous version still run: then they are asked
-directly.
+zero and starts one on a call. The replicas count, not the last deploy: if Serve cannot build a new version of
+the file, it lists no deployments of the application, and those of the previous version are asked directly.
 """
 
 from __future__ import annotations

@@ -85,11 +85,8 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 class Ingress:
-    """The deployment, and the `Host` of its gateway.
-
-    Raises:
-        GraphError: other machines reach Serve, and the graph has no token.
-    """
+    """The deployment, and the `Host` of its gateway. Raises `GraphError` where other machines reach Serve,
+    and the graph has no token."""
 
     def __init__(self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
         if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
@@ -106,12 +103,8 @@ class Ingress:
         self.gateway = Gateway(graph, transports, self)
 
     def reconfigure(self, config: Mapping[str, Any]) -> None:
-        """Serve's hook for ``user_config``.
-
-        Args:
-            config: ``graph``, the answer of ``/graph``, and ``owned``: whether the graph belongs to a run,
-                and ends with it.
-        """
+        """Serve's hook for ``user_config``: ``graph``, the answer of ``/graph``, and whether it is
+        ``owned``."""
         self.gateway.public = config["graph"]
         if config["owned"] and self._disowned is None:
             self._disowned = threading.Event()

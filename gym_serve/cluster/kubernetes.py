@@ -30,8 +30,7 @@ from gym_serve.types.requests import JSON
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,39}[a-z0-9])?")
 _PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000, "metrics": 8080}
 _HEAD_MEMORY_GIB = 8
-_DRAIN_SECONDS = 3600
-"""How long the old cluster goes on after an upgrade: as long as a replica gets to finish its sessions."""
+_DRAIN_SECONDS = 3600  # the old cluster goes on after an upgrade as long as replicas get to finish sessions
 
 
 class PodSize(NamedTuple):
@@ -151,12 +150,8 @@ def _deployed(graph: Graph) -> Iterator[Node]:
 
 
 def _serve_config(source: GraphSource) -> str:
-    application = {
-        "name": source.name,
-        "route_prefix": source.route_prefix,
-        "import_path": IMPORT_PATH,
-        "args": source.spec.raw(),
-    }
+    application: JSON = {"name": source.name, "route_prefix": source.route_prefix}
+    application |= {"import_path": IMPORT_PATH, "args": source.spec.raw()}
     # One proxy on each node with replicas: KubeRay sends requests to those pods.
     config = {"proxy_location": "EveryNode", "http_options": {"host": "0.0.0.0", "port": _PORTS["serve"]}}
     return yaml.safe_dump({**config, "applications": [application]}, sort_keys=False, width=10_000)
@@ -188,7 +183,8 @@ def _worker_groups(
         group.servers += 1
         group.fewest += share * (scaling.fewest if scaling else replicas)
         group.most += share * (scaling.max_replicas if scaling else replicas)
-    for number, (kind, group) in enumerate(sorted(groups.items(), key=_size)):
+    by_size = sorted(groups.items(), key=lambda group: (group[0].gpus, len(group[0].resources)))
+    for number, (kind, group) in enumerate(by_size):
         gpus = int(kind.gpus)
         start = {"resources": json.dumps(json.dumps(dict(kind.resources)))} if kind.resources else {}
         names = [f"{gpus}-gpu" if gpus else "cpu", (kind.accelerator or "").lower(), *dict(kind.resources)]
@@ -205,13 +201,9 @@ def _worker_groups(
 
 def _needs(options: Mapping[str, Any]) -> tuple[_Kind, float]:
     """What a replica asks of its pod, and its CPU cores. Of placement groups, all bundles are in one pod."""
-    bundles = options.get("placement_group_bundles") or [
-        {
-            "CPU": options.get("num_cpus", 0),
-            "GPU": options.get("num_gpus", 0),
-            **(options.get("resources") or {}),
-        }
-    ]
+    cores, gpus = options.get("num_cpus", 0), options.get("num_gpus", 0)
+    actor = {"CPU": cores, "GPU": gpus, **(options.get("resources") or {})}
+    bundles = options.get("placement_group_bundles") or [actor]
     total: defaultdict[str, float] = defaultdict(float)
     for bundle in bundles:
         for name, amount in bundle.items():
@@ -220,10 +212,6 @@ def _needs(options: Mapping[str, Any]) -> tuple[_Kind, float]:
     total.pop("memory", None)
     custom = tuple(sorted((name, amount) for name, amount in total.items() if amount))
     return _Kind(gpus, options.get("accelerator_type"), custom), cpus
-
-
-def _size(group: tuple[_Kind, _Group]) -> tuple[float, int]:
-    return group[0].gpus, len(group[0].resources)
 
 
 def _pod(labels: Mapping[str, str], container: JSON) -> JSON:

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gym_serve.cluster.serve_compat import logs_directory, node_address
+from gym_serve.cluster.serve_compat import live_nodes, logs_directory, node_address
 from gym_serve.observe.logs import Level, Record, read_log
 
 
@@ -30,7 +30,7 @@ class NodeLogs:
         here = node_address()
         asked: dict[str, Any] = {}
         answers: dict[str, tuple[list[Record], dict[str, int]]] = {}
-        for address, node in _machines().items():
+        for address, node in {n["NodeManagerAddress"]: n["NodeID"] for n in live_nodes()}.items():
             arguments = (self._servers, self._positions.get(address, {}), {**self._only, "last": last})
             if address == here:
                 answers[address] = _read(*arguments)
@@ -55,8 +55,3 @@ def _read(
     servers: list[tuple[str, str]], positions: Mapping[str, int], only: Mapping[str, Any]
 ) -> tuple[list[Record], dict[str, int]]:
     return read_log(logs_directory() / "serve", servers, positions, **only)
-
-
-def _machines() -> dict[str, str]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeManagerAddress"]: node["NodeID"] for node in nodes if node["Alive"]}

@@ -1,15 +1,12 @@
 """Who owns a graph, and when it ends without its owner.
 
-A graph that `Gym.from_graph` deploys on a cluster belongs to a run. One process at a time *holds* it for the
-run: it may move endpoints and take the graph down. Another process of the same run, e.g. a trainer's actor
-that Ray has restarted, takes it over. Once the holder has been gone for the lease, the graph is taken down.
+A graph that `Gym.from_graph` deploys on a cluster belongs to a run. One process at a time *holds* it. Another
+process of the same run, e.g. a trainer's actor that Ray has restarted, takes it over. Once the holder has
+been gone for the lease, the graph is taken down by its own gateway (`watch`).
 
-- What is known of the holder, its `Claim`, lies in Ray's key-value store: it outlives every process but the
-  cluster's own.
-- Ray says whether the holder lives (`worker_is_alive`). The holder itself has nothing to renew: a trainer may
-  hold Python's lock for minutes, in which none of its threads would run.
-- The graph's own gateway watches (`watch`): it runs as long as the graph does, and Serve replaces it wherever
-  it or its machine is lost. Graphs that `gym-serve up` or `serve run` deployed are not watched.
+Its `Claim` lies in Ray's key-value store. Ray says whether the holder lives (`worker_is_alive`), who has
+nothing to renew: a trainer may hold Python's lock for minutes. Graphs of `gym-serve up` or `serve run` are
+not watched.
 """
 
 from __future__ import annotations
@@ -44,11 +41,8 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A process that holds a graph.
-
-    Attributes:
-        worker, node: the process and its machine, as Ray names them.
-    """
+    """A process that holds a graph; ``worker`` and ``node`` are the process and its machine, as Ray names
+    them."""
 
     id: str
     terms: Terms
@@ -71,7 +65,6 @@ class Ownership:
         self._key = f"owner of {application}".encode()
 
     def claim(self) -> Claim | None:
-        """The present claim; None if there is none."""
         value = kv_get(self._key)
         return None if value is None else msgspec.json.decode(value, type=Claim)
 
@@ -96,11 +89,7 @@ class Lease:
         self._gone: tuple[str, float] | None = None
 
     def is_over(self, claim: Claim | None, alive: bool, now: float) -> bool:
-        """Whether to take the graph down.
-
-        Args:
-            now: seconds on a steady clock.
-        """
+        """Whether to take the graph down."""
         if claim is None or alive or claim.terms.detached:
             self._gone = None
             return False
@@ -110,11 +99,7 @@ class Lease:
 
 
 def watch(application: str, ended: threading.Event) -> None:
-    """Take an application down once its lease is over. It blocks: give it a thread.
-
-    Args:
-        ended: set once it belongs to no run any more: then nothing is left to watch.
-    """
+    """Take an application down once its lease is over; block until then, or until it has ``ended``."""
     ownership, lease, pause = Ownership(application), Lease(), 0.0
     while not ended.wait(pause):
         pause = _MOST_SECONDS

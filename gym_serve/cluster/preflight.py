@@ -1,9 +1,8 @@
 """Checks before a graph is deployed: whether the cluster has what its servers need.
 
 A graph that cannot start must not replace one that runs. The resources come first, as Serve would wait for
-them for ever. The nodes' totals count, not what is free now, as other work ends; a cluster that grows counts
-as what it may grow to. Then each server is asked what it lacks where a replica of it would run: on a node
-with its resources, in its ``runtime_env``. Only that needs Ray: `problems_here` runs before a Ray is started.
+them for ever: the nodes' totals, and what a cluster may grow to. Then each server is asked what it lacks
+where a replica of it would run, in its ``runtime_env``. `problems_here` runs before a Ray is started.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ _Amounts = Mapping[str, float]
 def preflight(graph: Graph, *, checked: bool = False, shipped: Mapping[str, str] | None = None) -> list[str]:
     """What the connected cluster lacks for a graph: a line for each, with the server that needs it.
 
-    Args:
-        checked: True where all replicas will run on this machine with this process's Python, and
-            `problems_here` has found nothing: only servers with a ``runtime_env`` are asked.
+    ``checked``: all replicas will run on this machine with this process's Python, and `problems_here` has
+    found nothing: only servers with a ``runtime_env`` are asked.
     """
     from gym_serve.cluster.serve_compat import most_resources, node_resources
 
@@ -79,7 +77,6 @@ def _problems_there(graph: Graph, shipped: Mapping[str, str], *, checked: bool) 
 
 
 def _ask(place: str, nodes: list[Node], environment: dict[str, Any]) -> Any:
-    """Ask servers with one ``runtime_env``, in a worker on a node."""
     import ray
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -94,7 +91,7 @@ def _ask(place: str, nodes: list[Node], environment: dict[str, Any]) -> Any:
 def _problems_of_pickled(servers: list[tuple[str, bytes]]) -> list[str]:
     from ray import cloudpickle
 
-    found: list[str] = []
+    problems: list[str] = []
     for path, pickled in servers:
         try:
             node = cloudpickle.loads(pickled)
@@ -102,14 +99,13 @@ def _problems_of_pickled(servers: list[tuple[str, bytes]]) -> list[str]:
             reason = f"{type(error).__name__}: {error}{_line(error)}"
             if isinstance(error, ModuleNotFoundError):
                 reason += "; install it on the nodes, or name it in the server's runtime_env: {pip: [...]}"
-            found.append(f"{path}: its class cannot be imported where its replicas run: {reason}")
+            problems.append(f"{path}: its class cannot be imported where its replicas run: {reason}")
         else:
-            found += _problems_of([node])
-    return found
+            problems += _problems_of([node])
+    return problems
 
 
 def _line(error: Exception) -> str:
-    """The line that raised, by the path from where the module was looked for."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     if len(frames) < 2:  # none but that of this module: the class's own module is missing
         return ""
@@ -163,13 +159,10 @@ def resource_problems(graph: Graph, machines: Sequence[_Amounts]) -> Iterator[st
         }
         # 1e-6: the shares of many light servers are sums of tenths.
         if sum(needs.values()) > total[resource] + 1e-6:
-            largest = ", ".join(
-                f"{n} {needs[n]:g}" for n in sorted(needs, key=lambda n: -needs[n])[:5] if needs[n]
-            )
-            yield (
-                f"{_name(resource)}: all servers together need {sum(needs.values()):g}, and the cluster has "
-                f"{total[resource]:g} ({largest})"
-            )
+            first = sorted((name for name in needs if needs[name]), key=lambda name: -needs[name])[:5]
+            largest = ", ".join(f"{name} {needs[name]:g}" for name in first)
+            has = f"the cluster has {total[resource]:g} ({largest})"
+            yield f"{_name(resource)}: all servers together need {sum(needs.values()):g}, and {has}"
 
 
 def _bundles(node: Node) -> list[dict[str, float]]:

@@ -26,10 +26,9 @@ logger = logging.getLogger("gym_serve")
 class RayPublisher:
     """Publishes metrics until it is stopped.
 
-    Args:
-        constant: labels of every series: ``graph``, ``server`` and ``replica``. A ``server`` that a metric
-            names itself is another one in the same process, and holds.
-        refresh: called before each publication, to set gauges to their present values.
+    Every series has the labels of ``constant``; a ``server`` that a metric names itself is another one in the
+    same process, and holds. ``refresh`` is called before each publication, to set gauges to their present
+    values.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class RayPublisher:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Publish every `PUBLISH_SECONDS` from now on."""
         self._task = asyncio.create_task(self._publish_for_ever())
 
     async def stop(self) -> None:

@@ -1,17 +1,16 @@
 """`Replica`: the Serve deployment class around every server of a graph.
 
-It constructs the server from its node, gives it a client for every reference, and passes calls to
-its `ServerRunner`. Servers named in ``inline`` are constructed in the same process, each with its own runner.
+It constructs the server from its node, gives it a client for every reference, and passes calls to its
+`ServerRunner`. Servers named in ``inline`` are constructed in the same process, each with its own runner.
 
-Calls arrive at the replica's own `Listener`, not through Serve. A replica that Serve stops (scale-in, a
-redeploy) *drains*: it takes no new work, and ends when its calls and sessions have ended, or after
-``graceful_shutdown_timeout_s``.
+Calls arrive at the replica's own `Listener`, not through Serve. A replica that Serve stops *drains*: it takes
+no new work, and ends with its calls and sessions, or after ``graceful_shutdown_timeout_s``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -67,8 +66,8 @@ def transport_to(node: Node, handle: DeploymentHandle[Any] | None) -> Transport:
     return FailoverTransport(transport) if node.kind == "resources" else transport
 
 
+# Seconds before each look whether a caller is dead: Ray learns of a process at once, and of a node later.
 _LOOKS = (1.0, 5.0, 30.0, 60.0)
-"""Seconds before each look whether a caller is dead: Ray learns of a process at once, and of a node later."""
 
 
 def log_of_replica(options: LogOptions) -> None:
@@ -77,9 +76,10 @@ def log_of_replica(options: LogOptions) -> None:
         context = serve.get_replica_context()
     except RayServeException:
         return
+    names = (context.app_name, context.deployment, context.replica_id.unique_id)
     write_log(
         logs_directory() / "serve",
-        (context.app_name, context.deployment, context.replica_id.unique_id),
+        names,
         format=options.format,
         level=options.level,
         access=options.access,
@@ -88,11 +88,7 @@ def log_of_replica(options: LogOptions) -> None:
 
 
 class Replica:
-    """One replica of one server.
-
-    Args:
-        handles: handles to the deployments of the servers that it references, by name.
-    """
+    """One replica of one server; ``handles`` reach the deployments of the servers that it references."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -129,16 +125,15 @@ class Replica:
             await self._weights.fetch()
         self._admission = Admission(self._runner.dispatch, self._runner.stream, request_limits)
         self._partings: set[asyncio.Task[None]] = set()
-        self._listener = Listener(self._dispatch, self._stream, self._load, self._part_from)
+        self._listener = Listener(self._dispatch, self._admission.stream, self._load, self._part_from)
         self._directory = Directory(self._application, name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
             await self._weights.fetch()  # of an update that came before the address was there
             await self._weights.hold()
         self._fed = RayPublisher({}, metrics=serve_metrics(self._application, name, self._replica))
-        self._publisher = RayPublisher(
-            {"graph": self._application, "server": name, "replica": self._replica}, self._refresh
-        )
+        labels = {"graph": self._application, "server": name, "replica": self._replica}
+        self._publisher = RayPublisher(labels, self._refresh)
         self._other_cpu = OtherCpu(name)
         await self._publisher.start()
         tune_process()
@@ -214,17 +209,12 @@ class Replica:
         finally:
             self._controls -= 1
 
-    def _stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        return self._admission.stream(call)
-
     async def _report(self, *, with_counts: bool) -> Reply:
-        sessions = sum(runner.server.live_sessions for runner in self._runners)
-        limit = request_limits()[0]
         load = report(
             self._node,
             self._admission,
-            sessions=sessions,
-            limit=limit,
+            sessions=self._sessions,
+            limit=request_limits()[0],
             draining=self._draining,
             loads=self._loads(),
         )
@@ -245,12 +235,12 @@ class Replica:
             runner.observe()
         self._other_cpu.refresh()
 
+    @property
+    def _sessions(self) -> int:
+        return sum(runner.server.live_sessions for runner in self._runners)
+
     def _load(self) -> int:
-        return (
-            self._listener.calls
-            - self._controls
-            + sum(runner.server.live_sessions for runner in self._runners)
-        )
+        return self._listener.calls - self._controls + self._sessions
 
     async def _drain(self) -> None:
         while self._load():

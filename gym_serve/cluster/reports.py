@@ -104,12 +104,12 @@ class AgentReplicas:
         ]
 
     async def ask(self, call: Call) -> tuple[list[tuple[str, JSON]], list[str]]:
-        found = await asyncio.gather(*map(self._addresses, self._servers))
-        places = {f"{server}.{replica}": a for server, all in found for replica, a in all.items()}
+        replicas = await asyncio.gather(*map(self._addresses, self._servers))
+        places = {f"{server}.{replica}": a for server, all in replicas for replica, a in all.items()}
         answers = await asyncio.gather(*(self._answer(address, call) for address in places.values()))
-        told = [(name, reply.json()) for name, reply in zip(places, answers, strict=True) if _is_reply(reply)]
-        silent = [name for name, reply in zip(places, answers, strict=True) if reply == _SILENT]
-        return told, silent
+        named = list(zip(places, answers, strict=True))
+        told = [(name, reply.json()) for name, reply in named if reply.status]
+        return told, [name for name, reply in named if reply == _SILENT]
 
     async def tell(self, name: str, call: Call) -> Reply:
         server, _, replica = name.partition(".")
@@ -118,9 +118,8 @@ class AgentReplicas:
         if reply == _LEFT:
             raise NotFound(GONE)
         if reply == _SILENT:
-            raise DeadlineExceeded(
-                f"a replica of {server} did not answer within {_SECONDS:g} s", server=server
-            )
+            problem = f"a replica of {server} did not answer within {_SECONDS:g} s"
+            raise DeadlineExceeded(problem, server=server)
         return reply
 
     def _directory(self, server: str) -> Directory:
@@ -143,7 +142,3 @@ class AgentReplicas:
 
 
 _SILENT, _LEFT = Reply(0, b"silent"), Reply(0, b"left")
-
-
-def _is_reply(reply: Reply) -> bool:
-    return reply.status != 0

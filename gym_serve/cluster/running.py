@@ -21,13 +21,8 @@ _POLL_SECONDS = 0.1
 
 
 def start(name: str, deploy: Callable[[], object]) -> None:
-    """Deploy an application, and wait until all of its servers run.
-
-    `serve.run` looks once a second, and says nothing.
-
-    Raises:
-        Unavailable: it did not start; says why.
-    """
+    """Deploy an application, and wait until all of its servers run; or raise `Unavailable`, with the reason.
+    (`serve.run` looks once a second, and says nothing.)"""
     try:
         deploy()
         _wait(name)
@@ -40,21 +35,16 @@ def reconfigure(name: str, server: str, changes: dict[str, Any]) -> None:
     """Change settings of a running server; its replicas keep running (Serve's ``user_config``).
 
     Settings that were changed before stay changed: a replica that starts later knows only this
-    ``user_config``.
-
-    Raises:
-        NotFound: no such application runs.
-        Unavailable: a replica does not take the settings.
+    ``user_config``. Raises `NotFound` if no such application runs, `Unavailable` if the settings do not fit.
     """
     start(name, the_running(name).configured(server, changes).restore)
 
 
 def the_running(name: str) -> RunningVersion:
-    """What runs as an application now. Raises `NotFound`: nothing does."""
-    found = running_version(name)
-    if found is None:
+    """What runs as an application now. Raises `NotFound`."""
+    if (running := running_version(name)) is None:
         raise NotFound(f"no application {name!r} runs on this cluster")
-    return found
+    return running
 
 
 def _wait(name: str) -> None:

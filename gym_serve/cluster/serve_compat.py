@@ -1,14 +1,4 @@
-"""Ray beyond its documented API: no other module uses its private parts (a test checks it).
-
-- `MemberRouter` and `RunningVersion`: which replicas and versions run.
-- `with_version`: a deploy restarts only the servers that changed.
-- `latency_bounds`: what it takes to feed Serve's own metrics; `metrics_targets`: where
-  they are.
-- `require_token` and `takes_any_code`: whether Ray asks for a token.
-- `upload_code`: a package that the nodes fetch.
-- ``kv_...``: the key-value store that Ray's own libraries use.
-- `worker_is_alive`, `this_process` and `process_is_alive`: whether a process of the cluster lives.
-"""
+"""Ray beyond its documented API: no other module uses its private parts (a test checks it)."""
 
 from __future__ import annotations
 
@@ -23,7 +13,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import serve
@@ -143,8 +133,13 @@ def node_address() -> str:
 
 def node_resources() -> dict[str, dict[str, float]]:
     """What each node of the connected cluster has, by its id."""
+    return {node["NodeID"]: node["Resources"] for node in live_nodes()}
+
+
+def live_nodes() -> list[dict[str, Any]]:
+    """What Ray knows of each node of the connected cluster that lives."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+    return [node for node in nodes if node["Alive"]]
 
 
 def this_process() -> str:
@@ -163,17 +158,14 @@ def worker_is_alive(worker_id: str, node_id: str) -> bool:
     """Whether a driver, actor or worker process of the connected cluster lives, by Ray's ids of it.
 
     Ray knows by the process's connection to its node, so it need not answer. (The documented state API asks
-    the dashboard, which a cluster may lack.)
-
-    Raises:
-        RuntimeError, RayError: Ray's control plane does not answer.
+    the dashboard, which a cluster may lack.) Raises `RuntimeError` or `RayError` where Ray does not answer.
     """
     if node_id not in node_resources():
         return False  # its workers are not reported any more
-    known: Any = ray._private.state.state
-    found = known._connect_and_get_accessor().get_worker_info(ray.WorkerID.from_hex(worker_id))
+    state: Any = ray._private.state.state
+    data = state._connect_and_get_accessor().get_worker_info(ray.WorkerID.from_hex(worker_id))
     tables: Any = gcs_pb2
-    return found is not None and bool(tables.WorkerTableData.FromString(found).is_alive)
+    return data is not None and bool(tables.WorkerTableData.FromString(data).is_alive)
 
 
 def started_ray() -> bool:
@@ -189,23 +181,15 @@ def logs_directory() -> Path:
 
 
 def metrics_targets() -> tuple[Path | None, list[str]]:
-    """Where the connected cluster serves its metrics.
-
-    Returns:
-        the file in which Ray keeps the targets for Prometheus, None where this machine has none (no dashboard
-        runs, or the head is another machine); and the present ``host:port`` of every node.
-    """
+    """The file in which Ray keeps the targets for Prometheus, None where this machine has none (no dashboard
+    runs, or the head is another machine); and the present ``host:port`` of every node."""
     node: Any = worker._global_node
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    present = [f"{n['NodeManagerAddress']}:{n['MetricsExportPort']}" for n in nodes if n["Alive"]]
-    # Before Ray 2.53 it is in the folder of all sessions, and the last one to write it wins.
-    places = (Path(node.get_session_dir_path()), Path(node.get_temp_dir_path()))
-    for place in places:
-        file = place / ray_constants.PROMETHEUS_SERVICE_DISCOVERY_FILE
-        with suppress(OSError, ValueError):
-            listed = {target for group in json.loads(file.read_text()) for target in group["targets"]}
-            if listed.issuperset(present):
-                return file, present
+    present = [f"{n['NodeManagerAddress']}:{n['MetricsExportPort']}" for n in live_nodes()]
+    file = Path(node.get_session_dir_path(), ray_constants.PROMETHEUS_SERVICE_DISCOVERY_FILE)
+    with suppress(OSError, ValueError):
+        listed = {target for group in json.loads(file.read_text()) for target in group["targets"]}
+        if listed.issuperset(present):
+            return file, present
     return None, present
 
 
@@ -244,9 +228,8 @@ def is_leaving(application: str, deployment: str, replica: str) -> bool:
     client = _client()
     applications = client.get_serve_details()["applications"] if client is not None else {}
     deployments = applications.get(application, {}).get("deployments", {})
-    states = {
-        found["replica_id"]: found["state"] for found in deployments.get(deployment, {}).get("replicas", [])
-    }
+    replicas = deployments.get(deployment, {}).get("replicas", [])
+    states = {each["replica_id"]: each["state"] for each in replicas}
     return bool(states.get(replica, "STOPPING") == "STOPPING")
 
 
@@ -255,9 +238,7 @@ def with_version(deployment: Deployment, version: str) -> Deployment:
 
     Serve gives all deployments of an application one version, a hash over the whole file for ``serve deploy``
     and a random one for ``serve.run``: a changed setting of one server would restart all of them. There is no
-    supported way to choose it: ``Deployment.options(version=...)`` was removed, and ``serve deploy`` writes
-    its own version into the config whatever the deployment says. So the config is replaced by one of a
-    subclass that keeps its version.
+    supported way to choose it, so the config is replaced by one of a subclass that keeps its version.
     """
     deployment = copy(deployment)
     state = dict(deployment._deployment_config.__getstate__())
@@ -278,21 +259,22 @@ _NAMESPACE = b"gym_serve"
 
 
 def kv_put(key: bytes, value: bytes) -> None:
+    """Write an entry of the connected cluster's key-value store."""
     internal_kv._internal_kv_put(key, value, True, namespace=_NAMESPACE)
 
 
 def kv_get(key: bytes) -> bytes | None:
     """An entry; None if there is none."""
-    value: bytes | None = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
-    return value
+    return cast("bytes | None", internal_kv._internal_kv_get(key, namespace=_NAMESPACE))
 
 
 def kv_keys(prefix: bytes) -> list[bytes]:
-    keys: list[bytes] = internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)
-    return keys
+    """The keys with a prefix."""
+    return internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)
 
 
 def kv_delete(key: bytes) -> None:
+    """Remove an entry."""
     internal_kv._internal_kv_del(key, namespace=_NAMESPACE)
 
 
@@ -306,8 +288,6 @@ class RunningVersion:
     route: str
 
     def configured(self, name: str, changes: dict[str, Any]) -> RunningVersion:
-        """The same with further settings in the ``user_config`` of one deployment."""
-
         def changed(deployment: Deployment) -> Deployment:
             if deployment.name != name:
                 return deployment
@@ -358,9 +338,8 @@ def ignoring(file: Path) -> Callable[[Path], bool]:
 
 
 def upload_code(folder: Path) -> str:
-    """Store a folder on the connected cluster; an URI of it for ``py_modules``, which is a hash of its files.
-    Raises `Unavailable`: the cluster does not take it.
-    """
+    """Store a folder on the connected cluster; an URI of it for ``py_modules``, which is a hash of its
+    files."""
     if _by_ray_client():  # it has no access to the store that a worker has
         with TemporaryDirectory() as scratch:
             archive = shutil.make_archive(f"{scratch}/code", "zip", folder)
@@ -386,15 +365,13 @@ def _upload_archive(archive: bytes) -> str:
 
 
 def serve_is_running() -> bool:
+    """Whether a Serve instance runs on the connected cluster."""
     return _client() is not None
 
 
 def stop_serve() -> None:
-    """Stop the Serve instance of the connected cluster, and wait for its end.
-
-    As ``serve.shutdown`` does, which also prints to the driver's console that its call failed when the
-    controller ended, and will be tried again.
-    """
+    """Stop the Serve instance of the connected cluster, and wait for its end. (``serve.shutdown`` also prints
+    that its call failed when the controller ended.)"""
     if (client := _client()) is not None:
         client.shutdown_cached_handles()
         ends = client._controller.graceful_shutdown.options(max_task_retries=0).remote()
@@ -404,10 +381,8 @@ def stop_serve() -> None:
 
 
 def forget_serve() -> None:
-    """Forget the Serve instance of the Ray that this process leaves.
-
-    Serve keeps it beyond ``ray.shutdown()``, and takes that of the next local Ray for the same one.
-    """
+    """Forget the Serve instance of the Ray that this process leaves, or Serve takes the next one for the
+    same."""
     context._set_global_client(None)  # type: ignore[no-untyped-call]
 
 
@@ -430,12 +405,10 @@ def route_prefix(application: str) -> str:
     """Route prefix of a running application; ``""`` for the root."""
     client = _client()
     details = client.get_serve_details()["applications"] if client is not None else {}
-    prefix: str = details.get(application, {}).get("route_prefix") or "/"
-    return "" if prefix == "/" else prefix
+    return str(details.get(application, {}).get("route_prefix") or "/").removesuffix("/")
 
 
 def _by_ray_client() -> bool:
-    """Whether this process has joined the cluster by ``ray://``."""
     return bool(client.ray.is_connected())  # type: ignore[no-untyped-call]
 
 

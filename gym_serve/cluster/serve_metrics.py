@@ -1,16 +1,11 @@
 """Feeds Serve's own series, so that its dashboards show the calls that do not pass through Serve.
 
-Ray's Grafana boards read series that Serve records where a request passes its handles and proxies. Calls
-between replicas go directly, so those series would stay at zero under full load. Each replica adds its own
-numbers to them, with Serve's names and labels:
-
-- counters and latencies under an operation as ``route``, which Serve's own requests never have;
-- running and queued calls beside Serve's own gauges, under another handle or with one label more, as the
-  boards add up all series of a deployment.
+Each replica adds its own numbers to them, with Serve's names and labels: counters and latencies under an
+operation as ``route``, which Serve's own requests never have; running and queued calls under another handle
+or with one label more, as the boards add up all series of a deployment.
 
 The numbers are those of `gym_serve.observe.catalogue`, read once per publication: a call costs nothing more.
-Calls to inline servers are no requests of a deployment, and are left out. The gateway's requests pass through
-Serve, which counts them itself.
+Calls to inline servers are no requests of a deployment. The gateway's requests pass through Serve itself.
 """
 
 from __future__ import annotations

@@ -33,19 +33,15 @@ exec BINARY -dS "$@"
 
 
 START_LOG = "gym_serve.start"  # name of the logger that tells each phase of a start, at level INFO
-
-
 HTTP_PORT = 8000  # Serve's usual port
 
+# Below those that the kernel gives to connections (32768 and up on Linux), of which a starting Ray opens
+# hundreds: one of them could take the port before its server is up. And above those of Ray's workers.
 _PORTS = range(20_000, 30_000)
-"""Below those that the kernel gives to connections (32768 and up on Linux), of which a starting Ray opens
-hundreds: one of them could take the port before its server is up. And above those of Ray's workers."""
 
 
 def free_port(*usual: int) -> int:
-    """A port of loopback that nothing listens at: the usual one if it is free, else one at random. Raises
-    `OSError` if there is none.
-    """
+    """A port of loopback that nothing listens at: the usual one if it is free, else one at random."""
     for port in (*usual, *random.SystemRandom().sample(_PORTS, len(_PORTS))):
         with suppress(OSError):
             _bind(port)
@@ -54,15 +50,12 @@ def free_port(*usual: int) -> int:
 
 
 def check_port(port: int) -> None:
-    """Refuse a port of loopback at which something listens, which Serve would try for half a minute. Raises
-    `Unavailable` if it is in use, or this user may not listen there.
-    """
+    """Raise `Unavailable` for a port of loopback that is in use, which Serve would try for half a minute."""
     try:
         _bind(port)
     except OSError as error:
-        raise Unavailable(
-            f"no server can listen at 127.0.0.1:{port}: {error.strerror}; give another port"
-        ) from None
+        problem = f"no server can listen at 127.0.0.1:{port}: {error.strerror}"
+        raise Unavailable(f"{problem}; give another port") from None
 
 
 def _bind(port: int) -> None:
@@ -71,9 +64,8 @@ def _bind(port: int) -> None:
         probe.bind(("127.0.0.1", port))
 
 
+# Bytes that the path of Ray's folder may have: it holds sockets, whose paths have at most 107.
 _LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-"""Bytes that the path of Ray's folder may have: it holds sockets, whose paths have at most 107."""
-
 _NO_OTHER_USER = 0o077
 
 
@@ -81,11 +73,8 @@ def ray_folder() -> Path:
     """Where a Ray that is started here keeps its files: ``gs-USER/ray`` below ``RAY_TMPDIR``, or ``/tmp``.
 
     Ray opens its own folders to all users, and any of them who reaches its sockets and files runs code as
-    this one. So the folder above them belongs to this user alone. A ``RAY_TMPDIR`` that is too long for
-    sockets is not used, and ``TMPDIR``, which programs set to long ones, never is.
-
-    Raises:
-        Unavailable: another user has the folder.
+    this one. So the folder above them must belong to this user alone (`Unavailable`). A ``RAY_TMPDIR`` that
+    is too long for sockets is not used, and ``TMPDIR``, which programs set to long ones, never is.
     """
     private = Path(os.environ.get("RAY_TMPDIR") or "/tmp", f"gs-{os.getuid()}")
     if len(os.fsencode(private / "ray")) > _LONGEST_FOLDER:
@@ -100,10 +89,8 @@ def ray_folder() -> Path:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """What this process and those that it starts in the block create is for this user alone.
-
-    So is Ray's token from then on, which earlier Rays wrote for all users to read.
-    """
+    """What this process and those that it starts in the block create is for this user alone; from then on
+    also Ray's token, which earlier Rays wrote for all users to read."""
     before = os.umask(_NO_OTHER_USER)
     try:
         token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
@@ -116,10 +103,8 @@ def private_files() -> Iterator[None]:
 
 
 def haproxy_folder() -> Path:
-    """A new folder for HAProxy's files, which no other user can read.
-
-    Not below ``TMPDIR``: it has sockets, whose paths have 97 bytes at most, and Serve takes 70 of them.
-    """
+    """A new folder for HAProxy's files, which no other user can read. (Not below ``TMPDIR``: it has sockets,
+    whose paths have 97 bytes at most, and Serve takes 70 of them.)"""
     return Path(tempfile.mkdtemp(prefix="gs-ray-", dir="/tmp"))
 
 
@@ -162,9 +147,7 @@ def _haproxy(folder: Path) -> dict[str, str]:
 def try_twice(
     what: str, start: Callable[[], T], undo: Callable[[], object], is_own: Callable[[Exception], bool]
 ) -> T:
-    """Start something of Ray's, and start it again if it fails by itself. Raises `Unavailable` if it failed
-    twice.
-    """
+    """Start something of Ray's, and start it again if it fails by itself; then raise `Unavailable`."""
     try:
         return start()
     except Exception as error:

@@ -1,16 +1,12 @@
 """New weights for every replica of a model, including those that start later.
 
-`update_weights` puts the weights into the graph's `WeightStore` and tells each replica, which fetches them
-from there: tensors go through Ray's object store, one copy on each machine. (A reference inside a message
-would have to be pickled, and nothing that may come over HTTP is unpickled.)
+`update_weights` puts the weights into the graph's `WeightStore`, and each replica fetches them from there:
+tensors go through Ray's object store. (Nothing that may come over HTTP is unpickled.) A replica that starts
+reads the store before it publishes its address and after, or it could miss an update.
 
-A replica that starts reads the store twice, before it publishes its address and after: if it listens too
-late to be told of an update, it finds that update in the store.
-
-The store is an actor, as the weights must outlive the driver that brought them: Ray deletes objects with the
-process that put them. A graph has one, created with its first update; it ends when Serve has deleted the
-graph. If its machine is lost, the weights are lost too: a replica that starts then has the weights of the
-graph file, and reports their version.
+The store is an actor, as the weights must outlive the driver that brought them; it ends when Serve has
+deleted the graph. If its machine is lost, a replica that starts then has the weights of the graph file, and
+says so.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import ray
@@ -82,7 +78,6 @@ class CurrentWeights:
         self._loading = asyncio.Lock()
 
     def takes(self, call: Call) -> bool:
-        """Whether a call is for `dispatch`."""
         return call.op.startswith(EACH) or (call.op.startswith(_ALL) and call.op in self._runner.operations)
 
     async def dispatch(self, call: Call) -> Reply:
@@ -111,9 +106,7 @@ class CurrentWeights:
     async def fetch(self, mode: PauseMode = "keep") -> None:
         """Load the graph's current weights, unless the server has them.
 
-        Raises:
-            BadRequest: the server takes no weights, or not these.
-            Unavailable: they are lost, or the engine broke while loading them.
+        Raises `BadRequest` if the server does not take these, `Unavailable` if they are lost.
         """
         server = self._runner.server
         if not isinstance(server, ModelServer):
@@ -149,25 +142,16 @@ def _fetched(current: StoredWeights) -> Path | bytes | None:
 
 
 def check_reach(public: Mapping[str, Any], server: str) -> None:
-    """Check that all replicas of a server of a graph on a cluster can be told of a change.
-
-    Args:
-        public: the graph, as ``/graph`` shows it.
-        server: which one.
-
-    Raises:
-        BadRequest: it runs elsewhere, or also inside another server's replicas.
-    """
+    """Raise `BadRequest` if changes cannot reach all replicas of a server of a graph (as ``/graph`` shows
+    it): it runs elsewhere, or also inside another server's replicas."""
     kinds = ("models", "resources", "agents")
     nodes = {name: node for kind in kinds for name, node in (public.get(kind) or {}).items()}
     if (nodes.get(server) or {}).get("type") == "http":
         raise BadRequest(f"{server} runs elsewhere (`type: http`): change or pause it there")
     for name, node in nodes.items():
         if server in (node.get("inline") or ()):
-            raise BadRequest(
-                f"{server} also runs inside {name}, where no change and no pause reaches it: take it out of "
-                f"`inline` of {name}"
-            )
+            place = f"{server} also runs inside {name}, where no change and no pause reaches it"
+            raise BadRequest(f"{place}: take it out of `inline` of {name}")
 
 
 async def update_weights(
@@ -181,12 +165,9 @@ async def update_weights(
 ) -> None:
     """Give every replica of a model new weights, and store them for those that start later.
 
-    Args:
-        tensors: or their bytes; neither where the trainer has replaced them itself.
-
-    Raises:
-        GymError: the failure of a replica; others may have the new weights, and replicas that start later
-            have the previous ones.
+    There is neither ``path`` nor ``tensors`` where the trainer has replaced them itself. Raises the
+    `GymError` of a replica; others may have the new weights, and replicas that start later have the previous
+    ones.
     """
     store = WeightStore(application)
     serial = await asyncio.to_thread(store.put, model, version, path, tensors)
@@ -214,20 +195,15 @@ async def replicas(application: str, server: str) -> Mapping[str, Callable[[Call
 
 
 async def hold(application: str, model: str, mode: HoldMode) -> None:
-    """Hold the calls of a model, also at replicas that start later; see `ModelServer.hold`.
-
-    Raises:
-        GymError: the failure of a replica; the others hold their calls.
-    """
+    """Hold the calls of a model, also at replicas that start later; see `ModelServer.hold`. Raises the
+    `GymError` of a replica; the others hold their calls."""
     await asyncio.to_thread(WeightStore(application).hold, model, True)
     for reply in await tell_all(application, model, Call(PAUSE, encode({"mode": mode}))):
         reply.json()
 
 
 async def release(application: str, model: str) -> None:
-    """Let the calls of a model begin again. Raises `GymError`: the failure of a replica; the others answer
-    calls.
-    """
+    """Let the calls of a model begin again. Raises the `GymError` of a replica; the others answer calls."""
     await asyncio.to_thread(WeightStore(application).hold, model, False)
     for reply in await tell_all(application, model, Call(RESUME)):
         reply.json()
@@ -277,11 +253,8 @@ class WeightStore:
         self._name = f"weights of {application}"
 
     def put(self, model: str, version: str, path: str | None, tensors: bytes | None) -> int:
-        """Make weights the current ones, until `rollback`: replicas that start now begin with them. Returns
-        the serial number of this update, for `commit` and `rollback`.
-        """
-        serial: int = ray.get(self._made().put.remote(model, version, path, tensors))
-        return serial
+        """Make weights the current ones, until `rollback`; returns a serial number for it and `commit`."""
+        return int(ray.get(self._made().put.remote(model, version, path, tensors)))
 
     def hold(self, model: str, held: bool) -> None:
         ray.get(self._made().hold.remote(model, held))
@@ -299,8 +272,7 @@ class WeightStore:
 
     def current(self, model: str) -> StoredWeights | None:
         """The current weights of a model; None if it has those of the graph file."""
-        found: StoredWeights | None = self._ask("current", model)
-        return found
+        return cast("StoredWeights | None", self._ask("current", model))
 
     def updates(self, model: str) -> int:
         """How often all replicas of a model got new weights."""

@@ -1,15 +1,8 @@
 """From rows to rollouts, as an async iterator or into files that survive a crash.
 
-- `collect`, `check_run`, `Collection`, `Report`, `Progress`: rows to files, resumable; `merge` joins shards.
-- `Budget`, `Spending`, `Spent`, `prices_of`: what a run may use, and what it has used.
-- `Tracker`, `open_tracker`, `Tracking`, `RolloutTracking`: trackers of experiments follow rollouts.
-- `stream`: rollouts as an async iterator; `groups`, `GroupOptions`, `Group`: by groups (GRPO).
-- `GroupFeed`, `StreamOptions`, `StreamCounts`: groups for a trainer whose policy changes meanwhile.
-- `Expansion`, `expand`, `checked_groups`, `jobs_of`, `PromptTemplate`: from rows to jobs.
-
 Decisions are made by pure state machines (`scheduling`, `grouping`, `staleness`) that own no task, client or
-clock; `runner`, `groups`, `feeding` and `collecting` are the asyncio shells around them. Nothing here
-knows Ray: an episode is a function.
+clock; `runner`, `groups`, `feeding` and `collecting` are the asyncio shells around them. Nothing here knows
+Ray: an episode is a function.
 """
 
 from gym_serve.rollouts.collecting import Collection, Report, RolloutBackend, check_run, collect

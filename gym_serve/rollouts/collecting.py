@@ -38,8 +38,7 @@ _SYNC_SECONDS = 1.0
 
 class RolloutBackend(Protocol):
     """What runs the rollouts of a collection: a graph (`gym_serve.client.rollout_client`), or any
-    function.
-    """
+    function."""
 
     async def run(self, row: JSON, /) -> JSON:
         """Run one episode of a materialized row; cancelling it cancels the episode."""
@@ -208,7 +207,6 @@ def _is_there(path: Path) -> bool:
 async def _prepared(
     journal: Journal, inputs: Inputs, collection: Collection, *, skip_invalid: bool
 ) -> Header:
-    """The header of the resumed run, or of a new one, once its rows are written."""
     path = journal.outputs.inputs
     of_file = isinstance(inputs.rows, str | Path)
     content = {"expansion": collection.expansion.to_json(), "graph": collection.backend.description()}
@@ -235,7 +233,6 @@ async def _prepared(
 
 
 def _recalled(journal: Journal, tally: Tally, spending: Spending) -> Generator[None, None, None]:
-    """Count the records that the journal holds already, in steps of one record."""
     for record in journal.recover():
         tally.add(record)
         spending.add(record)

@@ -1,12 +1,8 @@
 """From rows to rollouts: prompt templates, agent, overrides, repeats, seeds, and the metadata that identify
-each (docs/formats.md, Metadata).
-
-``_ng_task_index`` is the caller's, or is assigned in order of first appearance, so that identical rows share
-one; ``_ng_rollout_id`` is also the episode's affinity key. A row with these keys is a *materialized* row.
+each (docs/formats.md, Metadata); a row that has them is *materialized*.
 
 Expansion is deterministic: the same rows with the same `Expansion` give the same rollouts in the same order;
-resuming relies on it. Tasks are numbered before a shard is taken, so shards of one data set never share an
-index.
+resuming relies on it. Equal rows share a task. Tasks are numbered before a shard is taken.
 """
 
 from __future__ import annotations
@@ -95,7 +91,6 @@ class PromptTemplate:
 
     @property
     def fields(self) -> list[str]:
-        """The fields that a row must have, in order of first use."""
         names = (part.group(1) for _, template in self._templates() for part in _PART.finditer(template))
         return list(dict.fromkeys(name for name in names if name))
 
@@ -169,7 +164,6 @@ class Expansion:
             raise InvalidRequest(f"`shard` must be 1/n to n/n, got {self.shard[0]}/{self.shard[1]}")
 
     def agent_of(self, row: Mapping[str, Any]) -> str | None:
-        """Name of the agent of a row; None if nothing says which."""
         return self.agent or agent_name(row) or self.default_agent or None
 
     def to_json(self) -> JSON:
@@ -321,8 +315,7 @@ def _seeded(row: JSON, seed: int) -> JSON:
 
 class Inputs:
     """The rows of a run: checked and expanded into ``out_materialized_inputs.jsonl`` before anything runs, so
-    that a run with a bad row does not start, and rows that can be iterated only once need no special case.
-    """
+    that a run with a bad row does not start, and rows that can be iterated only once need no special case."""
 
     def __init__(self, rows: Rows, expansion: Expansion, check: Callable[[JSON], None]) -> None:
         self.rows = rows

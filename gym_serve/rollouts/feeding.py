@@ -1,8 +1,5 @@
 """`GroupFeed`: groups are made ahead of a trainer, which takes one at a time while its policy changes.
 
-It is the thin asyncio shell around `StalenessBook` (which group begins, which one is taken, what a new
-version means), `GroupBook` (when a group is settled) and `RolloutRunner` (attempts and retries).
-
 The version is asked for, not told: another process may have replaced the weights. It is asked before every
 group that is taken, so that the bound holds then, and at least once a second.
 """
@@ -170,7 +167,6 @@ class GroupFeed:
         self._to_look.set()
 
     def _start(self) -> None:
-        """Start what can start, and draw a row if another group may begin."""
         self._runner.advance()
         may_begin = self._runner.scheduler.hungry and self._fresh.room > 0
         if may_begin and not (self._drawing or self._drained):
@@ -278,7 +274,6 @@ class GroupFeed:
         return held + cancelled
 
     def _listen(self, _: object = None) -> None:
-        """Let `results` return when `run` is woken."""
         self._woken.clear()
         self._runner.run_in_background(self._woken.wait(), self._listen)
 

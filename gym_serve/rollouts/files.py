@@ -1,16 +1,12 @@
 """JSONL files: read, replaced at once, or appended to so that a crash costs at most the last line.
 
-**Compression.** Files are plain, ``.gz`` or ``.zst``, by their names. Any framing can be read. A file that
-this package *appends to* holds one gzip member or zstd frame per line: a line that a crash has torn can then
-be cut off without touching its neighbours, at the price of compressing each line by itself.
+Files are plain, ``.gz`` or ``.zst``, by their names. A file that is *appended to* holds one gzip member or
+zstd frame per line: a line that a crash has torn can be cut off without touching its neighbours.
 
-**Appending.** A record is *acknowledged* when `RecordFile.append` returns: the operating system has it, and
-it survives the death of this process. `RecordFile.sync` makes it survive a power failure too. A write that
-fails half way is undone, and a torn last line is cut off when the file is next opened for appending. A
-damaged line anywhere else is not of our making and is never repaired silently.
-
-**Locking.** One process writes a run at a time: it holds an advisory lock on the main file, which the system
-releases however the process ends.
+A record is *acknowledged* when `RecordFile.append` returns: it survives the death of this process, and after
+`RecordFile.sync` a power failure. A write that fails half way is undone, and a torn last line is cut off when
+the file is next opened for appending. A damaged line anywhere else is never repaired silently. One process
+writes a run at a time: it holds an advisory lock on the main file.
 """
 
 from __future__ import annotations
@@ -69,13 +65,13 @@ class Codec:
 
 
 def codec_of(path: Path) -> Codec:
+    """The codec that the file's name asks for."""
     return _CODECS.get(path.suffix, _PLAIN)
 
 
 def open_decompressed(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed if its name says that it is compressed. Damaged contents raise
-    one of `CORRUPT` on reading.
-    """
+    one of `CORRUPT` on reading."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.suffix == ".zst":
@@ -182,8 +178,7 @@ def check_folder(path: Path) -> None:
 
 def lock(file: BinaryIO, path: Path) -> None:
     """Make this process the only writer of a run, until ``file`` is closed. Raises `Conflict` or
-    `BadRequest`.
-    """
+    `BadRequest`."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -267,8 +262,7 @@ def readable_line(record: JSON, spare: int = 0) -> bytes:
 
 def read_records(path: Path) -> Iterator[JSON]:
     """The complete records of a file, also while another process appends; none if the file does not exist.
-    Raises `Conflict`: the file is damaged before its end.
-    """
+    Raises `Conflict`: the file is damaged before its end."""
     return (record for _, record in _complete(path))
 
 
@@ -312,8 +306,7 @@ class RecordFile:
 
     def append(self, record: JSON) -> None:
         """Add a record. Raises what `readable_line` does, and `Unavailable` where no space is left: the file
-        then ends with the previous record.
-        """
+        then ends with the previous record."""
         data = memoryview(self._codec.encode(readable_line(record, self._spare)))
         written = 0
         try:
@@ -366,7 +359,6 @@ class RecordFile:
 
 
 def _complete(path: Path) -> Iterator[tuple[int, JSON]]:
-    """The complete records, each with the offset where it ends."""
     try:
         file = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
@@ -393,8 +385,7 @@ _STEPS_PER_CALL = 500  # steps between two chances to be cancelled
 
 async def run_in_threads(steps: Generator[None, None, None]) -> None:
     """Run a long generator in worker threads; it is closed after its current steps where the task is
-    cancelled.
-    """
+    cancelled."""
 
     def some() -> bool:
         return sum(1 for _ in islice(steps, _STEPS_PER_CALL)) == _STEPS_PER_CALL

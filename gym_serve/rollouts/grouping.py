@@ -1,17 +1,14 @@
 """When a group of rollouts is settled, with which of them (GRPO), and with which rewards. Pure functions.
 
-A group starts more rollouts than it needs, ``size`` + ``oversample``, and is settled as soon as
+A group starts ``size`` + ``oversample`` rollouts, and is settled as soon as
 
-- ``size`` of them are scored, or
-- too few can still be scored for its ``quorum``, or all have ended, or
+- ``size`` of them are scored, or too few can still be scored for its ``quorum``, or all have ended, or
 - its deadline has passed, counted from the start of its first attempt, or
 - the run ends before all of its rollouts were started (its budget is spent), unless ``size`` of them are.
 
 The rollouts that still run then are stragglers, which the caller cancels. Oversampling favours short
-rollouts: keep it small where length and reward are correlated.
-
-Group rewards come from the environment's ``compare``, which the collector calls when a group is settled
-(docs/formats.md, Groups). ``verify`` never does: it would wait forever for a rollout that failed.
+rollouts. Group rewards come from the environment's ``compare``, which the collector calls when a group is
+settled (docs/formats.md, Groups); ``verify`` would wait forever for a rollout that failed.
 """
 
 from __future__ import annotations
@@ -98,11 +95,9 @@ class GroupBook:
         self._deadlines: list[tuple[float, int]] = []
 
     def expect(self, jobs: list[Job]) -> None:
-        """Announce a group: all of its jobs."""
         self._open[jobs[0].group] = _Open({job.number: job for job in jobs}, jobs[0].row)
 
     def started(self, job: Job, now: float) -> None:
-        """An attempt at a job has started."""
         group = self._open[job.group]
         if self._options.deadline is not None and not group.started:
             group.deadline = now + self._options.deadline
@@ -111,8 +106,7 @@ class GroupBook:
 
     def ended(self, job: Job, rollout: JSON, *, failed: bool) -> tuple[Group, list[Job]] | None:
         """A job has its result, which counts unless its group is settled already. Returns the group and its
-        stragglers, if this result settles it.
-        """
+        stragglers, if this result settles it."""
         group = self._open.get(job.group)
         if group is None or job.number not in group.jobs:
             return None
@@ -122,8 +116,7 @@ class GroupBook:
 
     def dropped(self, jobs: list[Job]) -> list[tuple[Group, list[Job]]]:
         """Jobs are dropped without a result, because the run ends. Returns the groups that this settles, with
-        their stragglers; groups that were not started are discarded.
-        """
+        their stragglers; groups that were not started are discarded."""
         for job in jobs:
             group = self._open.get(job.group)
             if group is not None and group.jobs.pop(job.number, None) is not None:
@@ -138,14 +131,12 @@ class GroupBook:
         return settled
 
     def expired(self, now: float) -> list[tuple[Group, list[Job]]]:
-        """The groups whose deadline has passed, with their stragglers."""
         settled = []
         while self.next_deadline() <= now:
             settled.append(self._settled(self._deadlines[0][1], late=True))
         return settled
 
     def next_deadline(self) -> float:
-        """When the next group expires; infinity for never."""
         while self._deadlines:
             deadline, number = self._deadlines[0]
             if number in self._open and self._open[number].deadline == deadline:

@@ -1,11 +1,10 @@
 """Groups of rollouts at run time: `groups` streams them (GRPO), the thin shell around `GroupBook`;
 `GroupStage` compares those of a collection's files.
 
-`GroupStage` runs when every rollout of a collection has ended, because no group grows any more then
-(docs/formats.md, Groups). The answer for a group is appended to ``out_comparisons.jsonl`` before anything
-else happens, so no group is compared twice, whatever interrupts the run. When all answers are there,
-``out.jsonl`` is replaced as a whole by one with the new rewards; until then it has those of ``verify``. A
-group that has grown since (a resume with more attempts) is compared again.
+`GroupStage` runs when every rollout of a collection has ended (docs/formats.md, Groups). The answer for a
+group is appended to ``out_comparisons.jsonl`` first, so no group is compared twice, whatever interrupts the
+run. When all are there, ``out.jsonl`` is replaced as a whole by one with the new rewards. A group that has
+grown since (a resume with more attempts) is compared again.
 """
 
 from __future__ import annotations
@@ -202,8 +201,7 @@ class GroupStage:
 
     async def run(self, compare: Compare, on_progress: Progressing) -> bool:
         """Compare the groups that are not compared yet; returns whether all are compared, and ``out.jsonl``
-        has their rewards. Raises as `RecordFile` does.
-        """
+        has their rewards. Raises as `RecordFile` does."""
         with RecordFile(self._outputs.comparisons) as file:
             await run_in_threads(self._recalled(file))
             await run_in_threads(self._counted())

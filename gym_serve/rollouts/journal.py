@@ -1,13 +1,8 @@
 """`Journal`: the record of a run on disk, from which it continues after a crash at any instant.
 
-The output files are the journal: a rollout is scored when it is in ``out.jsonl``, and an attempt has failed
-when it is in ``out_failures.jsonl``. There is no second copy of that truth to disagree with. A record is
-identified by run, task, rollout and attempt; each rollout is in ``out.jsonl`` at most once, because only one
-process writes a run, and the scheduler returns one result per rollout.
-
-The `Header` says what the run is made of: its rows, how they are expanded, and the graph. It is written
-once, before the first rollout, and resuming with anything else is refused, so rollouts of two runs are never
-mixed in one file unnoticed.
+The output files are the journal: a rollout is scored when it is in ``out.jsonl``, at most once, and an
+attempt has failed when it is in ``out_failures.jsonl``. The `Header` says what the run is made of: its rows,
+how they are expanded, and the graph. Resuming with anything else is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +49,6 @@ class Outputs:
 
     @classmethod
     def of(cls, path: str | Path) -> Outputs:
-        """The files of the run whose main file is ``path``."""
         # A link and its target are one run.
         path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
         stem, suffix = split_name(path)
@@ -93,8 +87,7 @@ class Header:
     @classmethod
     def read(cls, path: Path) -> Header | None:
         """The header in a file; None if there is none. Raises `Conflict` if it is of another version, or
-        none.
-        """
+        none."""
         try:
             content = orjson.loads(path.read_bytes())
         except FileNotFoundError:
@@ -198,8 +191,7 @@ class Journal:
 
     def recover(self) -> Iterator[JSON]:
         """Read the files; yields the records, for counting. Raises `Conflict`: a record is damaged, belongs
-        to another run, or is there twice.
-        """
+        to another run, or is there twice."""
         assert self.header is not None
         rollouts, failures = self._files
         for record in rollouts.recover():
@@ -237,14 +229,12 @@ class Journal:
 
     def failed_attempts(self, row: JSON, allowed: int) -> tuple[int, int] | None:
         """How many attempts at a row have failed, and how many of them no longer count; None if the row needs
-        no further attempt.
-        """
+        no further attempt."""
         key = rollout_key(row)
         past, forgiven = self._past.get(key) or 0, self._forgiven.get(key) or 0
         return None if past - forgiven >= allowed else (past, forgiven)
 
     def finished(self, allowed: int) -> int:
-        """How many of the recovered rollouts need no further attempt."""
         return sum(past - (self._forgiven.get(key) or 0) >= allowed for key, past in self._past.items())
 
     def append(self, row: JSON, rollout: JSON) -> JSON:
@@ -298,7 +288,6 @@ class Journal:
         return self._files[is_failure(record)]
 
     def _known(self, record: JSON) -> int:
-        """The key of a record, if it belongs to this run."""
         assert self.header is not None
         if record.get(RUN_ID) != self.header.run:
             raise Conflict(

@@ -75,12 +75,10 @@ class Progress:
 
     @property
     def failed(self) -> int:
-        """Rollouts whose last attempt failed."""
         return self.finished - self.scored - self.masked
 
     @property
     def remaining(self) -> int:
-        """Rollouts that are not finished."""
         return self.total - self.finished
 
 
@@ -97,7 +95,6 @@ class Tally:
         self._rewards = TaskMeans()
 
     def add(self, record: JSON) -> None:
-        """Count a record of the journal."""
         failure = failure_class(record)
         if failure is None:
             self._scored += 1
@@ -214,5 +211,6 @@ class Spending:
 
 
 def prices_of(graph: Mapping[str, Any]) -> dict[str, Prices]:
+    """The prices of a graph's models, by server."""
     models = graph.get("models") or {}
     return {name: Prices(**model["prices"]) for name, model in models.items() if model.get("prices")}

@@ -1,11 +1,8 @@
 """Rows: read from a file or an iterable, their reserved keys, and the problems found in them.
 
 A row that cannot be used is a value, a `LocatedRow` with a problem: the reader decides whether one bad row
-stops everything or is skipped. A line longer than `MAX_ROW_BYTES` is never held, so a file that is not JSONL
-at all cannot fill the memory.
-
-The reserved keys, ``_ng_*``, are the metadata that identify a rollout and its attempt (docs/formats.md,
-Metadata).
+stops everything or is skipped. A line longer than `MAX_ROW_BYTES` is never held. The reserved keys,
+``_ng_*``, identify a rollout and its attempt (docs/formats.md, Metadata).
 """
 
 from __future__ import annotations
@@ -145,7 +142,6 @@ def _other_format(path: Path, line: bytes) -> str | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """The lines; None for one that is too long."""
     while line := file.readline(MAX_ROW_BYTES + 1):
         if len(line) <= MAX_ROW_BYTES or line.endswith(b"\n"):
             yield line
@@ -171,7 +167,6 @@ def _not_an_object(row: object) -> str:
 
 
 def _explained(line: bytes, error: ValueError) -> str:
-    """What is wrong with a line that is not JSON."""
     try:
         text = line.decode()
     except UnicodeDecodeError as problem:
@@ -206,7 +201,6 @@ class Problems:
         self.notes: list[str] = []  # anything unusual, but harmless
 
     def add(self, problem: str) -> None:
-        """Record a row that cannot be used."""
         self.count += 1
         where, colon, what = problem.partition(": ")
         if not colon:
@@ -233,6 +227,7 @@ class Problems:
 
 
 def raise_problem(problem: str) -> None:
+    """Stop at the first problem."""
     raise InvalidRequest(problem)
 
 

@@ -1,13 +1,11 @@
 """`RolloutRunner`, which every way of collecting rollouts shares: it draws jobs, runs attempts and retries.
 
-It is the thin asyncio shell around `Scheduler`. Back-pressure goes both ways: rows are drawn only when an
-attempt can start, and none starts while the consumer is busy with a result, so memory stays flat however
-long the source is. An overloaded graph slows the run down and costs no rollout an attempt. The failure of a
-rollout is a value; only what breaks the whole run is raised.
+It is the thin asyncio shell around `Scheduler`. Rows are drawn only when an attempt can start, and none
+starts while the consumer is busy with a result, so memory stays flat. The failure of a rollout is a value;
+only what breaks the whole run is raised.
 
-`TaskPool` returns running tasks in the order in which they complete. Its cost per completed task does not
-depend on how many run (`asyncio.wait` looks at all of them each time). A cancelled task is awaited when the
-pool closes, and its result is never returned.
+`TaskPool` returns tasks in the order in which they complete, at a cost that does not depend on how many run.
+A cancelled task is awaited when the pool closes, and its result is never returned.
 """
 
 from __future__ import annotations
@@ -347,7 +345,6 @@ class RolloutRunner:
         return running
 
     def drain(self) -> None:
-        """Start no further attempt; running ones may end."""
         self._draining = True
 
     def run_in_background(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
@@ -481,5 +478,4 @@ def _alike(rollout: JSON) -> tuple[str, ...]:
 
 
 def _row_of(job: Job) -> JSON:
-    """The row of the job's next attempt; one from a file of failures leaves its failure behind."""
     return row_of_attempt(unmarked(job.row), job.attempt)

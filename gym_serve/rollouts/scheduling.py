@@ -1,34 +1,24 @@
 """Which attempt starts when, when a run stops, and in which order its results leave.
 
-Everything here is pure: it owns no clock, no task and no client; the caller says what time it is.
+Everything here is pure: the caller says what time it is.
 
-`Scheduler` guarantees: at most ``concurrency`` attempts run, and fewer while the graph is overloaded.
-Earlier jobs start before later ones, and so do their retries, so that groups finish one after the other
-instead of all being half done. A job has one current attempt; the result of any other attempt is late and is
-ignored. An attempt that an overloaded graph rejects is repeated without being counted. A job that would have
-to wait for longer than its ``patience`` is left open.
+`Scheduler` guarantees: at most ``concurrency`` attempts run. Earlier jobs start before later ones, and so do
+their retries, so that groups finish one after the other. A job has one current attempt; the result of any
+other one is late and is ignored. An attempt that an overloaded graph rejects is repeated without being
+counted. A job that would have to wait for longer than its ``patience`` is left open. Four policies bound it:
 
-Four policies bound it:
-
-- `Outage` pauses a run while the whole graph is away. A rollout gets only a few attempts; while the graph
-  restarts, they would be used up in seconds, and one rollout after the other would fail for good. So when
-  only "unavailable" has come back for a while, all starts pause and one attempt at a time probes the graph,
-  at no cost to its rollout. The number of probes is limited: a graph that stays away must not keep a run
-  from ending, which leaves its rollouts open.
+- `Outage` pauses a run while the whole graph is away: when only "unavailable" has come back for a while, all
+  starts pause and one attempt at a time probes the graph, at no cost to its rollout. The number of probes is
+  limited: a graph that stays away must not keep a run from ending, which leaves its rollouts open.
 - `Pace` slows a run down while the graph is overloaded, by additive increase and multiplicative decrease, as
-  in TCP: an "overloaded" answer halves the number of attempts, and every round of answers after that raises
-  it by a twentieth of the ceiling. Answers to attempts from before the last decrease say nothing about it,
-  so one burst of refusals halves the number once.
+  in TCP. Answers to attempts from before the last decrease say nothing about it, so one burst of refusals
+  halves the number once.
 - `OperatorErrors` ends a run that only its operator can help (a refused key, a wrong address). Such an error
-  says nothing about its rollout, and the next rollout will meet it too; so it counts as no attempt, and the
-  rollout stays open. A refused key or account ends the run at once: it does not fix itself, and more calls
-  can lock the account. Anything else may be a restart in front of the endpoint, so several in a row are
-  needed.
-
+  counts as no attempt, and the rollout stays open. A refused key ends the run at once, as more calls can lock
+  the account. Anything else may be a restart in front of the endpoint, so several in a row are needed.
 - `RepeatedFailures` ends a run whose rollouts all fail alike: what is wrong is then not one row.
 
-`Ordering` holds results back until their turn. `Ordering.held` counts them; the runner keeps that number
-small when it draws new rows, so that memory stays flat behind a straggler.
+`Ordering` holds results back until their turn, and counts them: the runner keeps that number small.
 """
 
 from __future__ import annotations
@@ -99,8 +89,7 @@ class Outage:
 
     def unavailable(self, started: float, now: float, jobs: int) -> Literal["attempt", "probe", "away"]:
         """An attempt found the graph unavailable. Returns ``attempt``: it counts as an attempt at its
-        rollout. ``probe``: it does not. ``away``: the graph has been away for too long.
-        """
+        rollout. ``probe``: it does not. ``away``: the graph has been away for too long."""
         if self._probes > MAX_PROBES:
             return "away"
         self._streak += 1
@@ -219,7 +208,6 @@ class Scheduler:
         heapq.heappush(self._ready, job.number)
 
     def start(self, now: float) -> Job | None:
-        """The job whose next attempt starts now, if one may start."""
         self._now = now
         while self._waiting and self._waiting[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._waiting)[1])
@@ -279,8 +267,7 @@ class Scheduler:
 
     def restart(self, job: Job) -> bool:
         """Begin a job anew: its attempts so far no longer count. One that waits to start goes on waiting.
-        Returns whether an attempt at it is running, which the caller must cancel.
-        """
+        Returns whether an attempt at it is running, which the caller must cancel."""
         running = job.number in self._running
         if running or job.number not in self._jobs:
             self.drop(job.number)
@@ -344,7 +331,6 @@ class OperatorErrors:
         self._in_a_row = 0
 
     def add(self, error: OperatorError) -> None:
-        """An attempt ended with an operator error."""
         self.last = error
         self._in_a_row += 1
         if self.fatal is not None or self._in_a_row >= self._limit or isinstance(error, _FATAL_AT_ONCE):
@@ -425,7 +411,6 @@ class Ordering(Generic[T]):
             self._results[group] = {}
 
     def push(self, group: int, number: int, result: T) -> Iterator[T]:
-        """Add the result of a job; yields the results whose turn has come."""
         if self._order == "completion":
             yield result
             return

@@ -8,16 +8,12 @@ a bound k (``max_staleness``), `StalenessBook` guarantees:
 
 - No group is taken whose staleness exceeds k.
 - Every group that begins is taken, and once. What is thrown away of it begins again, at its old place.
-- At most (k + 1) * ``batch`` groups have begun and are not taken: as many as the trainer can take while they
-  are fresh. With ``ahead`` below k there are fewer, and the rest of k is for groups that take long.
+- At most (k + 1) * ``batch`` groups have begun and are not taken; with ``ahead`` below k there are fewer.
 - While the trainer takes ``batch`` groups for each version, no group becomes too old, however long it takes.
 
-The last one keeps slow tasks in the training data. To throw away what is too old and to ask for it again, as
-many trainers do, meets the bound, but the slower a task, the more often it is thrown away, and the trainer
-learns from the fast ones. So a group that begins at version v is *due* at v + k: the trainer must take it
-before that version ends. It takes groups as they become ready, as long as it can still take all others when
-they are due; else it waits for those. This is scheduling by earliest deadline, with as many places as the
-trainer takes groups.
+The last one keeps slow tasks in the training data. A group that begins at version v is *due* at v + k: the
+trainer must take it before that version ends. It takes groups as they become ready, as long as it can still
+take all others when they are due; else it waits for those (scheduling by earliest deadline).
 
 What a new version means for a group that is not complete (``straddle``):
 
@@ -26,8 +22,7 @@ What a new version means for a group that is not complete (``straddle``):
 - ``restart``: its running rollouts begin anew, so each rollout is of one version. Those that have ended stay.
 - ``cancel``: all of it begins anew, so the group is of one version.
 
-A group keeps its place and its due version in all three, so that a group which is slower than the versions
-ends at last: when it is due, the trainer waits, and the version stays.
+A group keeps its place and its due version in all three, so that a slow one ends at last.
 """
 
 from __future__ import annotations
@@ -124,7 +119,6 @@ class StalenessBook:
         self._places[group] = Place(self.version, self.version + self._options.max_staleness)
 
     def scored(self, group: int) -> None:
-        """A rollout of a group has ended with a reward."""
         self._places[group].scored = True
 
     def complete(self, group: int) -> None:
@@ -157,7 +151,6 @@ class StalenessBook:
         return change
 
     def next(self) -> int | None:
-        """The group to be taken next; None if the trainer has to wait."""
         ready = [(place.usable, place.due, group) for group, place in self._places.items() if place.ready]
         if not ready:
             return None

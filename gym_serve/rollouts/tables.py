@@ -27,7 +27,6 @@ class IntTable:
         return self._len
 
     def get(self, key: int) -> int | None:
-        """The value of ``key``, or None."""
         slot = self._slot(key)
         return self._values[slot] if self._keys[slot] else None
 
@@ -93,7 +92,6 @@ class TaskMeans:
         self._sum, self._rounding = 0.0, 0.0
 
     def add(self, task: int, value: float) -> None:
-        """Add a value of a task."""
         place = self._places.get(task)
         if place is None:
             self._places[task] = place = len(self._totals)
@@ -107,7 +105,6 @@ class TaskMeans:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None without a value."""
         return (self._sum + self._rounding) / len(self._totals) if self._totals else None
 
     def _grow(self, value: float) -> None:
@@ -119,8 +116,7 @@ class TaskMeans:
 
 def digest(value: object) -> int:
     """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million. Raises
-    `TypeError`: the value is not JSON.
-    """
+    `TypeError`: the value is not JSON."""
     try:
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # also for integers over 64 bits

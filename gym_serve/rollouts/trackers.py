@@ -185,7 +185,6 @@ class TensorboardTracker:
 
 
 def _cell(value: Any) -> str:
-    """A value in a table of Markdown, which TensorBoard renders; nothing of it is markup."""
     text = re.sub(r"([\\`*_{}\[\]<>()#+!|~])", r"\\\1", str(value))
     return " ".join(text.split())
 
@@ -217,7 +216,6 @@ class Tracking:
             self._tell(progress)
 
     def finish(self, report: Report) -> None:
-        """Tell the final counts and metrics, and a table of samples."""
         self._tell(report.progress)
         step = report.progress.finished
         if report.metrics:

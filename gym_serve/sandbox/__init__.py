@@ -11,8 +11,7 @@
     print(await python.execute("1 + 1", timeout=10, output_limit=10_000))
     await python.stop()
 
-It is a library below the servers, because every environment and agent that runs code needs it. `inside` runs
-in the sandbox and uses the standard library alone.
+It is a library below the servers. `inside` runs in the sandbox and uses the standard library alone.
 """
 
 from gym_serve.sandbox.boxes import (

@@ -1,10 +1,5 @@
 """`SandboxProvider` makes boxes, and a `Sandbox` is one: a small machine of its own, for one episode.
 
-    provider = find_provider("bubblewrap")
-    box = await provider.create(SandboxSpec(workdir="/app"))
-    print((await box.exec("echo $PWD")).stdout)
-    await box.close()
-
 What a box contains is hostile: an agent works in it. So all of its output is bounded, and its files come as
 bytes, never as files of this machine. A command that fails is a result, not an exception; an exception says
 that the box is gone (`SessionLost`), or cannot do what was asked (`SandboxRefused`).
@@ -106,46 +101,25 @@ class Sandbox(Protocol):
             cwd, user: those of the box by default.
             output_limit: bytes of each output that are returned.
 
-        Raises:
-            SandboxRefused: there is no such program, folder or user.
-            SessionLost: the box is gone.
+        As the others, it raises `SandboxRefused` where the box cannot do this, and `SessionLost` if it is
+        gone.
         """
         ...
 
     async def read(self, path: str, *, limit: int = 1 << 24) -> bytes:
-        """The content of a file.
-
-        Raises:
-            SandboxRefused: it cannot be read, or has more bytes than ``limit``.
-            SessionLost: the box is gone.
-        """
+        """The content of a file, of at most ``limit`` bytes."""
         ...
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Make a file; one that is there is removed first, so that no link is followed.
-
-        Raises:
-            SandboxRefused: it cannot be written.
-            SessionLost: the box is gone.
-        """
+        """Make a file; one that is there is removed first, so that no link is followed."""
         ...
 
     async def get(self, path: str, *, limit: int = 1 << 26) -> bytes:
-        """A folder as a tar archive, whose names are relative to it.
-
-        Raises:
-            SandboxRefused: it cannot be read, or the archive has more bytes than ``limit``.
-            SessionLost: the box is gone.
-        """
+        """A folder as a tar archive of at most ``limit`` bytes, whose names are relative to it."""
         ...
 
     async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
-        """Unpack a tar archive into a folder, which is made if it is missing.
-
-        Raises:
-            SandboxRefused: the archive or the folder is no such thing.
-            SessionLost: the box is gone.
-        """
+        """Unpack a tar archive into a folder, which is made if it is missing."""
         ...
 
     async def close(self) -> None:
@@ -161,13 +135,9 @@ class SandboxProvider(Protocol):
         ...
 
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> Sandbox:
-        """Make a box.
+        """Make a box. Raises `Unavailable` if it does not start.
 
-        Args:
-            layer: a folder that is there and empty, to keep what the box changes, for `SandboxSpec.layers`.
-
-        Raises:
-            Unavailable: it does not start.
+        ``layer`` is a folder that is there and empty, to keep what the box changes, for `SandboxSpec.layers`.
         """
         ...
 
@@ -192,15 +162,11 @@ class BuildsImages(Protocol):
 
 
 def find_provider(name: str) -> SandboxProvider:
-    """The provider of a name, ready to use on this machine.
-
-    Raises:
-        GraphError: there is none, or it does not work here; gives the reason and the next step.
-    """
-    found = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
-    if name not in found:
-        raise GraphError(f"sandbox: there is no provider {name!r}, only {', '.join(sorted(found))}")
-    provider: SandboxProvider = found[name].load()()
+    """The provider of a name, ready to use on this machine, or a `GraphError` with the next step."""
+    providers = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+    if name not in providers:
+        raise GraphError(f"sandbox: there is no provider {name!r}, only {', '.join(sorted(providers))}")
+    provider: SandboxProvider = providers[name].load()()
     if problems := provider.problems():
         raise GraphError(problems)
     return provider

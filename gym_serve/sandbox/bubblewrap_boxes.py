@@ -101,10 +101,8 @@ class _Plan:
     def _roots(self) -> Iterator[tuple[str, str, list[str]]]:
         """Of each overlay: its place in the box, its key, and where its lower folders are shown."""
         root = self._spec.root
-        bases = {
-            "": None if root is None else str(root),
-            **({} if root else {name: f"/{name}" for name in _MACHINE}),
-        }
+        bases: dict[str, str | None] = {"": None if root is None else str(root)}
+        bases |= {name: f"/{name}" for name in _MACHINE if root is None}
         for name, base in bases.items():
             key = name.replace("/", "-") or "root"
             lowers = [str(layer / "upper" / key) for layer in self._spec.layers]
@@ -112,11 +110,7 @@ class _Plan:
             shown = [pair for pair in zip(lowers, places, strict=True) if os.path.isdir(pair[0])]
             shown += [] if base is None else [(base, f"/lower/{key}")]
             self._shown += [word for source, place in shown for word in ("--ro-bind", source, place)]
-            yield (
-                f"/{name}",
-                key,
-                [*(place for _, place in shown), *(["/lower/root"] if base is None else [])],
-            )
+            yield f"/{name}", key, [place for _, place in shown] + (["/lower/root"] if base is None else [])
 
     def command(self) -> list[str]:
         spec = self._spec
@@ -128,7 +122,7 @@ class _Plan:
 
     def config(self) -> dict[str, Any]:
         spec, machine = self._spec, self._spec.root is None
-        cores = sorted(os.sched_getaffinity(0))
+        cores, hidden = sorted(os.sched_getaffinity(0)), _hidden() if machine else []
         return {
             "overlays": self._overlays,
             "options": "" if self._bubblewrap.user is not None else ",userxattr",
@@ -136,10 +130,7 @@ class _Plan:
             "links": _links() if machine else [],
             "mounts": ["tmp"],
             "workdir": spec.workdir,
-            "covered": [
-                *(_hidden() if machine else ()),
-                *_files(machine=machine, network=spec.network == "full"),
-            ],
+            "covered": [*hidden, *_files(machine=machine, network=spec.network == "full")],
             "pids": spec.pids,
             "memory": spec.memory_mb << 20,
             "env": {**_VARIABLES, **spec.env},
@@ -156,9 +147,7 @@ def _resident() -> CodeType:
 
 @cache
 def _links() -> list[tuple[str, str]]:
-    """The links in the root folder of this machine: ``bin`` to ``usr/bin``."""
-    names = [name for name in os.listdir("/") if os.path.islink(f"/{name}")]
-    return [(name, os.readlink(f"/{name}")) for name in names]
+    return [(name, os.readlink(f"/{name}")) for name in os.listdir("/") if os.path.islink(f"/{name}")]
 
 
 @cache
@@ -300,7 +289,6 @@ class BubblewrapBox:
         self._process.writer.write(len(data).to_bytes(8, "little") + data)
 
     async def _read(self) -> None:
-        """Give replies to those who wait for them, until the end."""
         reason = "its first process ended"
         reader = self._process.reader
         try:

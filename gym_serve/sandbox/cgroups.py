@@ -54,9 +54,7 @@ class ControlGroups:
         return None
 
     def create(self, cpus: float = 1.0) -> Path:
-        """A new group for one sandbox; a process joins it by writing ``0`` to its ``cgroup.procs``. Raises
-        `OSError` if it cannot be made.
-        """
+        """A new group for one sandbox; a process joins it by writing ``0`` to its ``cgroup.procs``."""
         group = self._parent / f"{_PREFIX}{os.getpid()}-{next(self._numbers)}"
         group.mkdir()
         try:

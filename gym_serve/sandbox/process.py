@@ -3,8 +3,8 @@
 The process reports through its supervisor, which truncates the texts. Even so it is not trusted: a message
 that is too long, is no JSON, or has another form ends it, as if it had died.
 
-A sandbox of the pool is given out once and never returned, so nobody finds what another one left behind.
-While one is taken the next one starts, so a caller waits only if calls come faster than processes start.
+A sandbox of the pool is given out once and never returned. While one is taken the next one starts, so a
+caller waits only if calls come faster than processes start.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ _LONG = 1 << 16  # bytes that take longer to decode than another thread to be ca
 
 
 class SandboxDied(Exception):
-    """The process in the sandbox is gone: it ended itself, was killed, or broke the protocol.
-
-    The message says how it ended, e.g. ``"signal 9"``.
-    """
+    """The process in the sandbox is gone: it ended itself, was killed, or broke the protocol; says how."""
 
 
 class Execution(BaseModel):
@@ -99,11 +96,7 @@ class SandboxedPython:
         return self._live is not None
 
     async def start(self) -> None:
-        """Start the process; returns when it is ready for code.
-
-        Raises:
-            Unavailable: it does not start; gives the reason.
-        """
+        """Start the process; returns when it is ready for code. Raises `Unavailable` with the reason."""
         try:
             await self._connect()
             config = {**configuration(self._sandbox, self._limits), "prelude": self._prelude}
@@ -132,13 +125,8 @@ class SandboxedPython:
             SandboxDied: the process did not survive the code; no further call is possible.
             Unavailable: the machine is overloaded; no further call is possible.
         """
-        request = {
-            "op": "execute",
-            "code": code,
-            "timeout": timeout,
-            "grace": _GRACE_SECONDS,
-            "output_limit": output_limit,
-        }
+        request = {"op": "execute", "code": code, "timeout": timeout, "output_limit": output_limit}
+        request["grace"] = _GRACE_SECONDS
         reply = await self._ask(request, _PATIENCE * (timeout + _GRACE_SECONDS) + _START_SECONDS)
         if reply.message.get("starved"):
             await self.stop()
@@ -149,12 +137,8 @@ class SandboxedPython:
         fields = {}
         if len(reply.texts) == 4:
             stdout, stderr, error, result = await _decoded(reply.texts)
-            fields = {
-                "stdout": stdout,
-                "stderr": stderr,
-                "error": error or None,
-                "result": result[1:] if result else None,
-            }
+            fields = {"stdout": stdout, "stderr": stderr, "error": error or None}
+            fields["result"] = result[1:] if result else None
         return await self._checked(Execution, fields)
 
     async def run(
@@ -178,16 +162,10 @@ class SandboxedPython:
         Raises:
             SandboxDied: the process did not survive the program; no further call is possible.
         """
-        request = {
-            "op": "run",
-            "code": code,
-            "function": function,
-            "arguments": arguments or [],
-            "timeout": timeout,
-            "output_limit": output_limit,
-        }
-        given = stdin.encode("utf-8", "surrogatepass")
-        reply = await self._ask(request, _PATIENCE * timeout + _START_SECONDS, given)
+        request = {"op": "run", "code": code, "timeout": timeout, "output_limit": output_limit}
+        request |= {"function": function, "arguments": arguments or []}
+        text = stdin.encode("utf-8", "surrogatepass")
+        reply = await self._ask(request, _PATIENCE * timeout + _START_SECONDS, text)
         fields = {key: value for key, value in reply.message.items() if key != "sizes"}
         if len(reply.texts) == 3:
             stdout, stderr, value = await _decoded(reply.texts)
@@ -195,13 +173,9 @@ class SandboxedPython:
         return await self._checked(ProgramRun, fields)
 
     async def stop(self, grace: float = 0.0) -> str:
-        """Kill the process, collect it and remove its folder; does nothing if there is none.
+        """Kill the process, collect it and remove its folder; returns how it ended, for messages.
 
-        Args:
-            grace: seconds that it is given to end by itself, for one that has closed its socket.
-
-        Returns:
-            how it ended, for messages: ``"signal 11"``, ``"exit status 1"``, ``"no process"``.
+        ``grace``: seconds that it is given to end by itself, for one that has closed its socket.
         """
         if self._live is None:
             return "no process"
@@ -275,8 +249,6 @@ def _sizes(message: dict[str, Any], limit: int) -> list[int]:
 
 
 async def _decoded(texts: list[bytes]) -> list[str]:
-    """Decode texts, long ones in a thread, so that the event loop can serve others."""
-
     def decode() -> list[str]:
         return [text.decode("utf-8", "replace") for text in texts]
 
@@ -339,9 +311,7 @@ class SandboxPool:
         return bool(self._turns.waiting)
 
     async def start(self) -> None:
-        """Start all of them; returns when they are ready. Raises `Unavailable`: one does not start; gives the
-        reason.
-        """
+        """Start all of them; returns when they are ready. Raises `Unavailable` with the reason."""
         self._running = True
         try:
             outcomes = await asyncio.gather(*(self._add() for _ in range(self._size)), return_exceptions=True)
@@ -363,8 +333,7 @@ class SandboxPool:
 
     async def take(self) -> SandboxedPython:
         """Take a started process; the caller stops it. Raises `Unavailable`: the pool is not running, or a
-        sandbox does not start.
-        """
+        sandbox does not start."""
         if not self._running:
             raise Unavailable("the pool of sandboxes is not running")
         python = self._ready.popleft() if self._ready else await self._started()

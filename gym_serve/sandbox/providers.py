@@ -1,11 +1,10 @@
 """`Confinement`: a way to confine a process, and the two that there are.
 
 `Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, and no files but
-an empty folder and a read-only Python with the system's libraries and the packages that it was given: not
-the other packages of the virtual environment, not gym_serve with its verifiers and data, no programs, no
-system settings. `PlainProcess` does not confine: it sets the same limits of time and memory, but the code
-can do all that the user of this process may do. Hence it is never a fallback: where Bubblewrap does not
-work, `find_sandbox` refuses and says what to do.
+an empty folder and a read-only Python with the system's libraries and the packages that it was given.
+`PlainProcess` does not confine: it sets the same limits of time and memory, but the code can do all that the
+user of this process may do. Hence it is never a fallback: where Bubblewrap does not work, `find_sandbox`
+refuses.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ _RIGHTS_OF_RESIDENT = (
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 _NOBODY = 65534
 _INSIDE = Path(inside.__file__).parent
+# Runs code that comes compiled: Python would compile it each time where nothing may be written.
 _RESIDENT = (
     "import os, marshal; size = int.from_bytes(os.read(0, 8), 'little'); code = b''\n"
     "while len(code) < size: code += os.read(0, size - len(code))\n"
     "exec(marshal.loads(code), {'__name__': 'resident'})"
 )
-"""Runs code that comes compiled: Python would compile it each time where nothing may be written."""
 _START = ("-c", "import sys; sys.path.append(sys.argv.pop()); from inside.main import main; main()")
 
 _NEXT_STEP = (
@@ -63,16 +62,14 @@ _NEXT_STEP = (
     "trust your own, set sandbox: process (limits of time and memory, and no others)"
 )
 
+# Environment variables of sandboxed code; it gets none of this process's.
 VARIABLES = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     # One core per sandbox: with more, the threads of one would slow down those of others.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
-"""Environment variables of sandboxed code; it gets none of this process's."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,6 @@ def python_and_libraries() -> list[str]:
 
 
 def _libraries() -> tuple[list[str], list[str]]:
-    """Folders of the system's libraries, and arguments for the links to them."""
     arguments, folders = [], []
     triple = sysconfig.get_config_var("MULTIARCH") or "-"
     for folder in filter(os.path.isdir, (*_LINKS, f"/usr/lib/{triple}", "/usr/lib")):
@@ -152,7 +148,6 @@ def packages_of(names: Iterable[str]) -> list[str]:
 
 
 def _entries(name: str) -> Iterator[str]:
-    """The files and folders that a package has in the folder of packages."""
     package = importlib.metadata.distribution(name)
     tops = dict.fromkeys(file.parts[0] for file in package.files or ())
     for top in tops:
@@ -164,10 +159,8 @@ def _entries(name: str) -> Iterator[str]:
 class Confinement(Protocol):
     """How a Python process is confined.
 
-    Attributes:
-        confines: whether the code has no access to files, network and other processes; if so, the filter
-            of `inside.confinement` also refuses it system calls.
-        groups: the control groups, of which each sandbox gets its own; None if there are none.
+    ``confines``: the code has no access to files, network and other processes; then the filter of
+    `inside.confinement` also refuses it system calls.
     """
 
     confines: bool
@@ -176,11 +169,8 @@ class Confinement(Protocol):
     groups: ControlGroups | None
 
     def command(self, limits: Limits) -> list[str]:
-        """The command line that starts Python with the package ``inside`` in the sandbox.
-
-        Args:
-            limits: the command enforces the limit of the disk; the package sets the others.
-        """
+        """The command line that starts Python with the package ``inside`` in the sandbox, whose disk it
+        limits; the package sets the other limits."""
         ...
 
 
@@ -200,15 +190,11 @@ class PlainProcess:
 
 
 class Bubblewrap:
-    """Linux namespaces, set up by the program ``bwrap``.
+    """Linux namespaces, set up by the program ``bwrap``, version 0.7 or newer.
 
     The sandboxes of an ordinary user have a user namespace each. Those of root have none: in it, code would
     still be the machine's root, who owns the kernel's settings. Instead the supervisor runs the code as
-    ``nobody``.
-
-    Args:
-        program: path of ``bwrap``, version 0.7 or newer.
-        packages: installed packages that the code may import, with their requirements.
+    ``nobody``. It may import ``packages`` with their requirements.
     """
 
     confines = True
@@ -221,14 +207,11 @@ class Bubblewrap:
         self._files = [*python_and_libraries(), *shown_packages(packages_of(packages))]
 
     def command(self, limits: Limits) -> list[str]:
-        """``bwrap`` with its arguments, then Python."""
         return [*self._arguments(limits), "--", *_python(), *_START, "/sandbox"]
 
     def resident(self, arguments: Sequence[str], *, network: bool) -> list[str]:
-        """``bwrap`` that starts the resident process of a box (`gym_serve.sandbox.inside.resident`).
-
-        It is root in its namespaces until it has made the box's root.
-        """
+        """``bwrap`` that starts the resident process of a box (`gym_serve.sandbox.inside.resident`), which is
+        root in its namespaces until it has made the box's root."""
         rights = ["--cap-add", "ALL"] if self.user is None else _capabilities(_RIGHTS_OF_RESIDENT)
         who = [] if self.user is not None else ["--unshare-user", "--uid", "0", "--gid", "0"]
         return [
@@ -284,21 +267,12 @@ class Bubblewrap:
                 "hidden": [canary.name, os.path.realpath(gym_serve.__file__), "/etc/passwd"],
                 "variables": [*VARIABLES, "LC_CTYPE", "PWD"],  # Python and bwrap set two more
             }
-            command = [
-                *self._arguments(limits),
-                "--",
-                *_python(),
-                "-c",
-                _INSIDE.joinpath("probe.py").read_text(),
-            ]
+            probe = ("-c", _INSIDE.joinpath("probe.py").read_text())
+            command = [*self._arguments(limits), "--", *_python(), *probe]
+            asked = json.dumps(config).encode()
             try:
                 done = subprocess.run(
-                    command,
-                    input=json.dumps(config).encode(),
-                    capture_output=True,
-                    timeout=_CHECK_SECONDS,
-                    env={},
-                    check=False,
+                    command, input=asked, capture_output=True, timeout=_CHECK_SECONDS, env={}, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 return str(error)

@@ -262,8 +262,7 @@ class AgentServer(Server):
 
     async def _verdict_on(self, episode: Episode, late: PolicyDeadline | None) -> JSON:
         """The verdict on an episode; see ``on_deadline``. ``late``: how its policy used up its time, if it
-        did.
-        """
+        did."""
         if late is not None:
             episode.stop(f"{late.stage}_deadline")
         if late is None or ending(late, self.config.on_deadline).graded:

@@ -1,13 +1,12 @@
 """Captures: the model calls of external harnesses, recorded by the replica that answers them.
 
-A capture is a session of a model server: its id names the replica that opened it, and every call below
-``/{model}/rollouts/{id}/v1`` goes to that replica, which drains before it stops. If it dies, its captures are
-lost (`SessionLost`), and the rollout starts again. `gym_serve.capture` makes trajectories of the calls.
+A capture is a session of a model server: every call below ``/{model}/rollouts/{id}/v1`` goes to the replica
+that opened it. If that dies, its captures are lost (`SessionLost`). `gym_serve.capture` makes trajectories of
+calls.
 
-Only complete answers are recorded. A call that failed, or whose harness hung up before the answer was
-complete (which ends the generation), is in no trajectory and counts as ``unfinished``. If the last call
-failed, and not because of the request, the capture reports that ``failure``, so that nobody scores what the
-harness made of it.
+Only complete answers are recorded; a call that failed, or whose harness hung up, counts as ``unfinished``. If
+the last call failed, and not because of the request, the capture reports that ``failure``, so that nobody
+scores what the harness made of it.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ class Captures:
 
     def open(self) -> str:
         """Open a capture and return its id. Its model calls have the affinity key and endpoint of this
-        call.
-        """
+        call."""
         self._expire()
         if len(self._table) >= self._most:
             raise Overloaded(f"{self._most} captures are open (`max_captures`); close some, or wait")
@@ -133,8 +131,7 @@ class Captures:
         self, params: JSON, ask: Callable[[JSON], AsyncIterator[JSON]]
     ) -> AsyncGenerator[JSON, None]:
         """The events of a streamed call of the current session, the final one once the call is recorded: a
-        harness that has seen the end of an answer, and asks at once what comes next, finds it recorded.
-        """
+        harness that has seen the end of an answer, and asks at once what comes next, finds it recorded."""
         final: list[JSON] = []
         with self._recording(params) as call:
             async with closing(stream_in(call.context, ask(call.params))) as events:
@@ -209,7 +206,6 @@ class Captures:
         self._current()
 
     def close(self) -> None:
-        """Drop the current capture; safe to call twice."""
         self._table.pop(current().session or "")
 
     def _current(self) -> OpenSession[_Capture]:
@@ -313,5 +309,4 @@ class Recording:
         return list(answer["trajectories"])
 
     async def close(self) -> None:
-        """Drop the capture; safe to call twice."""
         await self._model.fetch(CLOSE, {}, session=self.id)

@@ -49,8 +49,7 @@ class Client:
 
     async def call(self, op: str, body: Any = None, *, session: str | None = None) -> Reply:
         """Call an operation in the current context, within its deadline. A failure of the server is in the
-        reply; raises a `GymError` if the call could not be delivered.
-        """
+        reply; raises a `GymError` if the call could not be delivered."""
         context = current()
         with span(op, context.traceparent, "internal" if op.startswith("tools/") else "client") as seen:
             reply = await self.transport.call(self._call(op, body, session, seen.traceparent))
@@ -251,8 +250,7 @@ class EnvironmentClient(Client):
 
     async def close_session(self, session: str) -> None:
         """Free a session and record the usage of its model calls that no verdict reported; safe to call
-        twice.
-        """
+        twice."""
         answer = await self.fetch("close_session", {}, session=session)
         merge_usage(answer.get(USAGE_FIELD) if isinstance(answer, dict) else None)
 

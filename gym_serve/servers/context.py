@@ -1,11 +1,9 @@
 """`CallContext`: what travels with a call besides its body; `time_limit`: how its deadline is kept.
 
-A deadline is a time on the monotonic clock of this process. A transport sends the number of seconds left,
-because the clocks of two machines differ.
-
-`asyncio.wait_for` makes a task for a limit, which costs as much as a whole call inside a process, and
-`asyncio.timeout` a timer. There are fifteen limits per rollout, hardly one of which ever expires: so limits
-of `_COARSE_SECONDS` or more that end within the same second share a timer, and may be up to a second late.
+A transport sends the number of seconds left, because the clocks of two machines differ. There are fifteen
+limits per rollout, hardly one of which ever expires, and a task (`asyncio.wait_for`) or a timer for each is
+dear: limits of `_COARSE_SECONDS` or more that end within the same second share a timer, and may be up to a
+second late.
 """
 
 from __future__ import annotations
@@ -122,8 +120,7 @@ class use:
 @asynccontextmanager
 async def closing(items: AsyncIterator[T]) -> AsyncGenerator[AsyncIterator[T], None]:
     """Close an async iterator at the end of the block, so that leaving a stream early ends its work at
-    once.
-    """
+    once."""
     try:
         yield items
     finally:

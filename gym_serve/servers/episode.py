@@ -1,14 +1,12 @@
 """`Episode`: one rollout in progress. It records what has happened and calls the servers.
 
-Of the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back to the model:
-resending all would make the traffic of an episode grow with the cube of its turns.
+Of the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back to the model.
 
 Exceeding one of the `Limits` is the policy's own doing and gets a real result: a call that is not run has an
 error as its output, an answer that is too long is cut, and the episode is verified as it stands. It is never
 a failure, which trainers mask: a policy could learn to turn zeros into failures. The same holds for a history
-that no endpoint takes (`gym_serve.servers.history`), and for time: what a tool or a harness uses that runs
-where a server answers is the policy's (`PolicyDeadline`). A server that does not answer, a slow model call
-and waiting are not (`DeadlineExceeded`).
+that no endpoint takes (`gym_serve.servers.history`), and for the time of a tool or a harness
+(`PolicyDeadline`). A server that does not answer, a slow model call and waiting are not (`DeadlineExceeded`).
 """
 
 from __future__ import annotations
@@ -92,8 +90,7 @@ def written_bytes(value: Any, depth: int = 0) -> int:
 
 def shortened(output: list[JSON], limit: int) -> list[JSON] | None:
     """The items of one model call cut to about ``limit`` bytes, with all of its tokens on the last one; None
-    if they are within it.
-    """
+    if they are within it."""
     left = limit
     for at, item in enumerate(output):
         size = written_bytes(item)
@@ -412,8 +409,7 @@ class Episode:
 
     def set_aside(self, seconds: Iterable[float], limit: float) -> float:
         """Take slow model calls out of the policy's time; returns their seconds, of all that each call took
-        in something with a ``limit``.
-        """
+        in something with a ``limit``."""
         slow = sum(each for each in seconds if each > limit * _SLOW)
         self._not_its_own += slow
         return slow
@@ -446,7 +442,6 @@ class Episode:
         return PolicyDeadline(message, stage=where) if own else DeadlineExceeded(message, stage=stage)
 
     def _shorten(self, outputs: list[JSON]) -> None:
-        """Replace outputs for which the episode has no room by an error."""
         left = self._limits.max_episode_bytes - self._bytes
         for output in outputs:
             size = len(output["output"])

@@ -57,8 +57,7 @@ class Gate:
 
     async def stream(self, begin: Callable[[], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
         """The items of a call that begins once the gate is open. One that is interrupted before its first
-        item is made again, and later raises `Unavailable`: its reader has a part of the answer already.
-        """
+        item is made again, and later raises `Unavailable`: its reader has a part of the answer already."""
         while True:
             await self._until_open()
             interrupts, begun = self._interrupts, False

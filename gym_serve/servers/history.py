@@ -1,8 +1,7 @@
 """`History`: what a model is sent of its episode, always in a form that strict endpoints take.
 
-A rollout keeps what the model wrote. An endpoint that is sent that back may refuse it: vLLM, SGLang and
-llama.cpp parse the arguments of earlier calls for the chat template, and answer 400 or 500 where these are no
-JSON object; OpenAI's API wants safe names, ids of 64 characters, and at most 128 calls a turn. A refusal
+An endpoint that is sent back what a model wrote may refuse it: vLLM, SGLang and llama.cpp parse the arguments
+of earlier calls; OpenAI's API wants safe names, ids of 64 characters, and at most 128 calls a turn. A refusal
 would end the episode without a reward, and so a policy could turn its zeros into failures. So, in the history
 alone:
 
@@ -11,9 +10,8 @@ alone:
 - a name that no tool has gets safe characters
 - of the calls of a turn the first ones stay, and the last output says that others did not run
 
-Ids belong to no token of the model, so those that are missing or there twice are mended in the rollout too.
-What an endpoint refuses all the same, though nothing but the model's own turn and the outputs of its calls is
-new (`is_refusal_of_history`), ends the episode as a limit does, and it is graded as it stands.
+Ids that are missing or there twice are mended in the rollout too. What an endpoint refuses all the same
+(`is_refusal_of_history`) ends the episode as a limit does, and it is graded as it stands.
 """
 
 from __future__ import annotations
@@ -42,8 +40,7 @@ _SHOWN = 4096  # characters of arguments that are no JSON
 
 class History:
     """The items that the next model call is sent, after a prompt whose calls a model may have written as
-    well.
-    """
+    well."""
 
     def __init__(self, items: list[JSON], most_calls: int) -> None:
         self.items = [_readable_call(item) if _is_call(item) else item for item in items]

@@ -1,10 +1,8 @@
 """`LiveEpisodes`: the episodes that an agent runs now, and its last ones, for people who look.
 
-What an entry tells is made from the episode itself when somebody asks. Of the rollouts that have ended, the
-last ones are kept as they were sent, in a bounded number of bytes.
-
-An episode that is stopped is cancelled at once, down to the request of its model, and its session is closed.
-Its rollout is a failure (`Stopped`), which nothing tries again.
+What an entry tells is made from the episode itself when somebody asks. An episode that is stopped is
+cancelled at once, down to the request of its model. Its rollout is a failure (`Stopped`), which nothing tries
+again.
 """
 
 from __future__ import annotations
@@ -185,7 +183,6 @@ class LiveEpisodes:
         return islice(self._running.values(), most)
 
     def ended(self) -> Iterator[EndedEpisode]:
-        """The episodes that have ended lately, the last one first."""
         while self._ended and next(iter(self._ended.values())).age > _KEPT_SECONDS:
             self._ended_bytes -= self._ended.popitem(last=False)[1].size
         return reversed(self._ended.values())

@@ -95,8 +95,7 @@ class ModelServer(Server):
 
     def metadata(self) -> JSON:
         """Fields that a call adds to its last output item, completion and chunks: the version of the
-        weights.
-        """
+        weights."""
         return {} if self.weight_version is None else {"weight_version": self.weight_version}
 
     async def hold(self, mode: HoldMode) -> None:
@@ -139,8 +138,7 @@ class ModelServer(Server):
 
     async def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
         """`chat_completions` as a stream of OpenAI's chunks, which add up to it; one of them has the
-        ``usage``.
-        """
+        ``usage``."""
         metadata = self.metadata()
         for chunk in chat_chunks(await self.chat_completions(body), include_usage=True):
             yield {**chunk, **metadata}

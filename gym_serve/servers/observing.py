@@ -44,7 +44,6 @@ class CallObserver:
         self._notes: dict[str, Any] = {REPLICA: replica} if has_place else {}
 
     def begin(self, call: Call) -> ObservedCall:
-        """Begin to observe a call, which is to be ended."""
         meter = self._meters.get(call.op)
         if meter is None:
             known = self.known(call.op)  # or what clients make up would fill the memory
@@ -87,7 +86,6 @@ class ObservedCall:
         return self._meter.measured(work) if MEASURED or not self._meter.left else work
 
     def end(self, status: int, reply: Reply | None = None, error: BaseException | None = None) -> None:
-        """The call has ended, perhaps by an ``error`` that it has raised."""
         observer, notes = self._observer, self.context.notes
         seconds = time.monotonic() - self.begun
         self._meter.record(status, seconds)

@@ -1,12 +1,10 @@
 """`ResourcesServer`: the tools, the verifier and the per-episode state of an environment.
 
-An author writes tools, `verify`, and if needed `seed`, `close` and `aggregate`; this class adds routes,
-sessions, validation and schemas. A call without a session id gets a new session: that of a tool call stays
-open if the call succeeds (its id is in the reply), that of a verify call lives for the call only. Methods may
-be plain functions, which run in a thread, one at a time per session.
-
-If sessions are `ResourcesServer.restorable`, the calls of one session run one after the other, and every
-reply that a caller may have to continue from, a failed tool's included, carries the state that the call left.
+A call without a session id gets a new session: that of a tool call stays open if the call succeeds (its id is
+in the reply), that of a verify call lives for the call only. Methods may be plain functions, which run in a
+thread, one at a time per session. If sessions are `ResourcesServer.restorable`, the calls of one session run
+one after the other, and every reply that a caller may have to continue from carries the state that the call
+left.
 """
 
 from __future__ import annotations
@@ -220,8 +218,7 @@ class ResourcesServer(Server):
 
     async def aggregate(self, rollouts: list[JSON]) -> JSON | None:
         """Metrics of the environment's own over scored rollouts, at least one (optional); None for
-        `metrics`.
-        """
+        `metrics`."""
         return None
 
     # Operations
@@ -470,8 +467,7 @@ class ResourcesServer(Server):
         opens: bool = True,
     ) -> Reply:
         """Run a call in the session that it names; without one, in a new session, which stays open if the
-        call succeeds. Where the call may not open one (``opens``), raises `SessionNotFound`.
-        """
+        call succeeds. Where the call may not open one (``opens``), raises `SessionNotFound`."""
         session_id = current().session
         if session_id is not None:
             return await self.in_session(session_id, work, touches=touches)
@@ -481,8 +477,7 @@ class ResourcesServer(Server):
 
     async def in_open_session(self, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
         """Run a call in the caller's session if that is open, else in a new one: a client that seeds twice
-        keeps its state.
-        """
+        keeps its state."""
         session_id = current().session
         try:
             if session_id is not None:
@@ -542,7 +537,6 @@ def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], typ
 
 
 def _verdict(value: Any) -> Verdict:
-    """The value that `verify` returned, as a verdict."""
     if isinstance(value, Real):  # numpy's numbers as well
         return Verdict(reward=float(value))
     if not isinstance(value, Verdict | Mapping):

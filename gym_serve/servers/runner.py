@@ -51,8 +51,7 @@ logger = logging.getLogger("gym_serve")
 
 class ServerRunner:
     """Runs ``server``; ``tracing`` is the share of the calls without a trace that begin one, None for
-    none.
-    """
+    none."""
 
     def __init__(self, server: Server, replica: str | None = None, *, tracing: float | None = None) -> None:
         self.server = server
@@ -60,17 +59,15 @@ class ServerRunner:
         self.operations = server.operations()
 
     async def start(self) -> None:
-        """Start the server; its operations may change by that."""
         PULSE.start()
         await self.server.start()
-        self.operations = self._operations()
+        describe = Operation(self.describe, "The operations of this server", None, {"type": "object"}, "GET")
+        self.operations = {**self.server.operations(), DESCRIBE: describe}
 
     async def stop(self) -> None:
-        """Stop the server."""
         await self.server.stop()
 
     def observe(self) -> None:
-        """Set the server's gauges."""
         sessions = self.server.live_sessions
         if sessions or self.server.kind == "resources":
             SESSIONS.set(self.server.name, value=sessions)
@@ -122,16 +119,11 @@ class ServerRunner:
         raise failure
 
     async def describe(self, body: Any) -> Any:
-        """The operations with their schemas, for the API documentation."""
         return {
             op: {key: getattr(operation, key) for key in ("summary", "method", "request", "response")}
             for op, operation in self.operations.items()
             if op not in (DESCRIBE, RESTORE) and not op.startswith(EACH)
         }
-
-    def _operations(self) -> dict[str, Operation]:
-        describe = Operation(self.describe, "The operations of this server", None, {"type": "object"}, "GET")
-        return {**self.server.operations(), DESCRIBE: describe}
 
     async def _answer(self, call: Call) -> Reply:
         try:

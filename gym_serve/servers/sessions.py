@@ -1,21 +1,20 @@
 """`LiveSessions`: the sessions of one environment, the calls in them, and how they end.
 
-An id is ``"{replica}.{random}"``: the router sends every later call to the replica before the dot; the rest
-cannot be guessed. `SessionTable` is pure; `LiveSessions` runs the calls and closes the sessions. However
-calls, cancellations, expiry, closing and stopping interleave:
+An id is ``"{replica}.{random}"``: the router sends every later call to that replica. `SessionTable` is pure;
+`LiveSessions` runs the calls and closes the sessions. However calls, cancellations, expiry and closing
+interleave:
 
-- Whoever removes a session from the table closes it, so its close hook runs exactly once. The hook runs in a
-  task of its own: a caller that stops waiting does not interrupt it.
-- The hook runs after the calls of the session, never beside one. Calls that still wait for their turn are
-  refused.
+- Whoever removes a session from the table closes it, so its close hook runs exactly once, in a task of its
+own: a
+  caller that stops waiting does not interrupt it.
+- The hook runs after the calls of the session, never beside one. Calls that still wait are refused.
 - A method in a thread cannot be stopped. Its session stays in use until the thread has finished, even if the
   caller is gone, so that the next call never runs beside it on the same state.
 
-The state of a session can be sealed into bytes, go to the caller, and open a session on another replica.
-Sealed are: the version (8 bytes, big-endian), which counts the snapshots of a session, as replies may come
-out of order; the length of the row's own keys (4 bytes) and these keys as JSON, if tools read them; one byte
-for the form of the snapshot; and the snapshot. JSON is written by the standard library, which unlike faster
-encoders keeps numbers that are not finite and integers of any length.
+The state of a session can be sealed into bytes, and open a session on another replica. Sealed are: the
+version (8 bytes, big-endian), which counts the snapshots of a session; the length of the row's own keys (4
+bytes) and these keys as JSON, if tools read them; one byte for the form of the snapshot; and the snapshot.
+JSON is written by the standard library, which keeps numbers that are not finite and integers of any length.
 """
 
 from __future__ import annotations
@@ -197,8 +196,7 @@ class LiveSessions(Generic[S]):
 
     def open(self, state: S, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
         """Open a session. Raises `Unavailable` while stopping, `Overloaded` where clients have too many
-        open.
-        """
+        open."""
         if self._stopped:
             raise Unavailable(f"replica {self._table.replica} is stopping and opens no more sessions")
         if of_client and self._max_of_clients is not None and self._table.of_clients >= self._max_of_clients:
@@ -218,7 +216,6 @@ class LiveSessions(Generic[S]):
         return self._table.traceparent(session_id)
 
     def gone(self, session_id: str) -> GymError:
-        """The error for a session that was open before."""
         if self._stopped:
             held = f"replica {self._table.replica}, which held session {session_id[:64]},"
             return SessionLost(f"{held} is stopping")
@@ -239,7 +236,6 @@ class LiveSessions(Generic[S]):
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """Close all sessions; no more can be opened."""
         self._stopped = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -288,8 +284,7 @@ class LiveSessions(Generic[S]):
 
 class SessionCall(Generic[S]):
     """One call in a session, from its turn to its end. Raises `SessionNotFound` or `SessionLost` on entry, if
-    the session was closed while the call waited for its turn.
-    """
+    the session was closed while the call waited for its turn."""
 
     def __init__(self, sessions: LiveSessions[S], session: OpenSession[S]) -> None:
         self.session = session
@@ -331,7 +326,8 @@ class SessionCall(Generic[S]):
             return await asyncio.shield(self._thread)
         except asyncio.CancelledError:
             self._abandoned = True
-            _note_wait((self._began or time.monotonic()) - self._asked)
+            waited, notes = (self._began or time.monotonic()) - self._asked, current().notes
+            notes[QUEUED] = notes.get(QUEUED, 0) + microseconds(waited)  # for a thread of this process
             raise
 
     def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -363,12 +359,6 @@ class SessionCall(Generic[S]):
             session.quiet.set()
 
 
-def _note_wait(seconds: float) -> None:
-    """Add to the time that the current call has waited for a thread of this process."""
-    notes = current().notes
-    notes[QUEUED] = notes.get(QUEUED, 0) + microseconds(seconds)
-
-
 def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
     """A snapshot, bytes or JSON, as sealed state, with the row's own keys if a tool reads them."""
     raw = isinstance(snapshot, bytes)
@@ -379,6 +369,7 @@ def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
 
 
 def version_of(state: bytes) -> int:
+    """The version of a sealed state."""
     return int.from_bytes(state[:_VERSION], "big")
 
 

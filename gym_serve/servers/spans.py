@@ -81,7 +81,6 @@ def _describe_chat(seen: Span, server: str, body: Mapping[str, Any], reply: Repl
 
 
 def _finish_reasons(answer: Mapping[str, Any]) -> list[str]:
-    """Why generation ended, in the words of Chat Completions."""
     if isinstance(choices := answer.get("choices"), list):
         return [str(choice.get("finish_reason")) for choice in choices if isinstance(choice, dict)]
     if isinstance(cut := answer.get("incomplete_details"), dict):

@@ -2,9 +2,8 @@
 
 Its JSON schema derives from the signature: annotations give the types (any that pydantic knows), defaults
 make arguments optional, and the docstring (Google, NumPy or reST style) gives the descriptions. Two
-parameters are injected and are not part of the schema: ``session``, the state of the episode, and one that is
-annotated with the class's ``Row``, the row's own keys. A parameter ``row`` of another type is refused: the
-model would supply it.
+parameters are injected: ``session``, the state of the episode, and one that is annotated with the class's
+``Row``, the row's own keys. A parameter ``row`` of another type is refused: the model would supply it.
 """
 
 from __future__ import annotations

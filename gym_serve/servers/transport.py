@@ -41,8 +41,7 @@ def text_as_json(text: str | bytes) -> bytes:
 
 def trimmed(data: bytes) -> bytes:
     """A copy that takes no more memory than needed: orjson's buffer has 4 or 8 KB however short the text
-    is.
-    """
+    is."""
     return bytes(memoryview(data))
 
 
@@ -87,8 +86,7 @@ class Reply(NamedTuple):
 
     def json(self) -> Any:
         """The decoded body. Raises the `GymError` that this reply carries, or `Unavailable` if it is no
-        JSON.
-        """
+        JSON."""
         body: Any
         try:
             body = foreign_json(self.body) if self.body else None
@@ -111,12 +109,10 @@ class Reply(NamedTuple):
 
     @classmethod
     def of(cls, body: Any, session: str | None = None) -> Reply:
-        """A successful reply with ``body`` encoded."""
         return cls(200, encode(body), session)
 
     @classmethod
     def failed(cls, error: GymError, session: str | None = None) -> Reply:
-        """The reply that carries ``error``."""
         return cls(error.status, encode(error.to_body()), session)
 
 

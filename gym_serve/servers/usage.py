@@ -1,10 +1,8 @@
 """Usage of model calls: tokens by stage of the episode and by model server.
 
-A `UsageMeter` counts the model calls that are made under it (`metering`), wherever in the code: `ModelClient`
-records every answer, and if the meter has a recorder, also when and where (`gym_serve.observe.timeline`). An
-agent meters its episode. An environment meters each session and sends the counts to the agent with the
-verdict or when the session is closed, because a judge's tokens belong to the episode too. A failed call is
-not counted; one whose backend reports no usage is ``unreported``, not zero.
+A `UsageMeter` counts the model calls that are made under it (`metering`), wherever in the code. An agent
+meters its episode. An environment meters each session and sends the counts to the agent with the verdict or
+when the session is closed. A failed call is not counted; one without usage is ``unreported``, not zero.
 """
 
 from __future__ import annotations
@@ -86,7 +84,6 @@ class UsageMeter:
                     self._add(str(stage), str(server), {name: _count(counts, name) for name in COUNTS})
 
     def to_json(self) -> JSON:
-        """The counts by stage and server."""
         usage: dict[str, dict[str, dict[str, int]]] = {}
         for (stage, server), counts in self._counts.items():
             usage.setdefault(stage, {})[server] = dict(counts)
@@ -99,7 +96,6 @@ class UsageMeter:
         return taken
 
     def calls(self, stage: str) -> int:
-        """How many calls were counted under a stage."""
         return sum(counts["calls"] for (at, _), counts in self._counts.items() if at == stage)
 
     def __iter__(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
@@ -118,8 +114,7 @@ _METER: ContextVar[tuple[UsageMeter, str] | None] = ContextVar("gym_serve_meter"
 
 class metering:
     """Counts the model calls of a ``with`` block under a stage. (A generator would cost four times as
-    much.)
-    """
+    much.)"""
 
     __slots__ = ("_current", "_token")
 

@@ -4,11 +4,9 @@
 
     trainer.train(workflow="gym_serve.training.areal.GymAgent", workflow_kwargs={"graph":
     "graphs/weather.yaml"})
-
-AReaL opens a session for every episode, with an endpoint and a key of its own, and keeps the tokens that
-pass it. The model of the graph's agents is that endpoint; the agent returns the reward. A rollout that
-failed raises `RolloutFailed`, and AReaL rejects the trajectory. It is not tried again, as the session would
-hold both attempts.
+AReaL opens a session for every episode, with an endpoint and a key of its own, and keeps the tokens that pass
+it. The agent returns the reward. A rollout that failed raises `RolloutFailed`, and AReaL rejects the
+trajectory. It is not tried again, as the session would hold both attempts.
 
 Source: AReaL 1.0, ``api/workflow_api.py`` and ``experimental/openai/proxy/workflow.py``.
 """
@@ -31,12 +29,7 @@ class RolloutFailed(RuntimeError):
 
 
 class GymAgent:
-    """Runs an episode for every call.
-
-    Args:
-        agent: the agent of the graph; by default the row's, or the only one.
-        timeout: seconds for an episode; by default the agent's limits alone.
-    """
+    """Runs an episode for every call, by ``agent`` or the row's, within ``timeout`` seconds."""
 
     def __init__(
         self,
@@ -60,16 +53,9 @@ class GymAgent:
     async def run(self, data: Mapping[str, Any], **extra_kwargs: Any) -> float:
         """The reward of an episode.
 
-        Args:
-            data: a row of the data set: its column ``row`` as JSON, or one made of ``messages`` or
-                ``prompt``.
-            **extra_kwargs: AReaL's ``base_url`` and ``api_key``; in its processes, they are environment
-                variables.
-
-        Raises:
-            RolloutFailed: the rollout failed, or must not be trained on.
-            InvalidRequest: AReaL gave no endpoint, or the row cannot be used.
-            OperatorError: a setting is wrong.
+        ``data`` is a row of the data set: its column ``row`` as JSON, or one made of ``messages`` or
+        ``prompt``; AReaL's ``base_url`` and ``api_key`` are in ``extra_kwargs`` or, in its processes,
+        environment variables. Raises `RolloutFailed` for a rollout that must not be trained on.
         """
         if self._gym is None:
             overrides = endpoints_of(self._graph, self._overrides)
@@ -84,8 +70,9 @@ class GymAgent:
             **({"api_key": key} if key else {}),
         }
         row = row_of(data, data.get("messages") or data.get("prompt"))
+        options = {**self._options, "endpoint": endpoint}
         gym = AsyncGym.of(self._gym)
-        (rollout,) = await gym.run([row], endpoint=endpoint, attempts=1, max_failures=1, **self._options)
+        (rollout,) = await gym.run([row], attempts=1, max_failures=1, **options)
         if rollout.failure is not None:
             raise RolloutFailed(f"{rollout.failure['kind']}: {rollout.failure['detail']}")
         if rollout.masked:

@@ -2,12 +2,9 @@
 
 verl, OpenRLHF, SkyRL and slime call a piece of the user's code with every prompt, and hand it an engine:
 token ids and sampling go in, token ids and log-probabilities come out. `Episodes` is that code for all of
-them. It runs the graph in this process, puts a `callback_model` in the place of the agents' model, and lets
-the trainer's function generate. The tokenizer is the trainer's as well, with its chat template. `Adapter` is
-the base of what each trainer calls.
-
-An environment that needs more than this process runs elsewhere: deploy it, and give its URL in the graph
-(``type: http``).
+them: it runs the graph in this process, with a `callback_model` that lets the trainer's function generate,
+and with the trainer's tokenizer. `Adapter` is the base of what each trainer calls. An environment that needs
+more than this process runs elsewhere: give its URL in the graph (``type: http``).
 """
 
 from __future__ import annotations
@@ -50,8 +47,11 @@ Generate = Callable[[PolicyRequest, Any], Awaitable[PolicyAnswer]]
 
 _MODEL = "callback_model"
 
-_PARAMS = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_output_tokens"}
-"""Sampling parameters of a row, by vLLM's names."""
+_PARAMS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_tokens": "max_output_tokens",
+}  # by vLLM's names
 
 
 class Episodes:
@@ -62,11 +62,9 @@ class Episodes:
         tokenizer: the trainer's, of ``transformers``. It is copied: a tokenizer is not made for two threads.
         generate: the trainer's engine; called with one request at a time, as often as there are episodes.
         models: the model servers that the trainer's engine stands for; by default the models of all agents.
-        settings: settings of these models (`callback_model`), such as ``max_model_len`` and
-            ``tool_call_parser``, where the graph says no other.
+        settings: settings of these models (`callback_model`), where the graph says no other.
 
-    Raises:
-        GraphError: the graph has problems, or no model that an agent names.
+    Raises `GraphError` if the graph has problems, or no model that an agent names.
     """
 
     def __init__(
@@ -83,13 +81,9 @@ class Episodes:
         policies = list(models) or policies_of(source.spec)
         if not policies:
             raise GraphError("agents: none names a model of the graph; give `models`", source=source.path)
-        model = _model_with(copy.deepcopy(tokenizer))
+        model, specs = _model_with(copy.deepcopy(tokenizer)), source.spec.models
         replaced = {
-            f"models.{name}": {
-                **(settings or {}),
-                **settings_for(_MODEL, source.spec.models.get(name)),
-                "type": model,
-            }
+            f"models.{name}": {**(settings or {}), **settings_for(_MODEL, specs.get(name)), "type": model}
             for name in policies
         }
         self._gym = Gym.from_graph(graph, overrides={**(overrides or {}), **replaced}, ray=False)
@@ -99,7 +93,8 @@ class Episodes:
         self._prefix = secrets.token_hex(4)
 
         async def batch(requests: list[PolicyRequest]) -> list[PolicyAnswer]:
-            return [await generate(request, self._contexts.get(_task_of(request))) for request in requests]
+            tasks = [(request.episode or "").partition("-")[0] for request in requests]
+            return [await generate(r, self._contexts.get(t)) for r, t in zip(requests, tasks, strict=True)]
 
         for name in policies:
             self._gym.policy.serve(name, batch, max_batch=1)
@@ -111,15 +106,10 @@ class Episodes:
         context: Any = None,
         **options: Any,
     ) -> list[Rollout]:
-        """An episode of each row, in their order.
+        """An episode of each row, in their order; with ``options`` as for `Gym.rollouts`.
 
-        Args:
-            sampling: the trainer's ``temperature``, ``top_p`` and ``max_tokens``, which hold before the rows'
-                own. Other keys, and None, are left to ``context``.
-            **options: as for `Gym.rollouts`; ``attempts`` is 3.
-
-        Raises:
-            OperatorError: a setting is wrong: a judge refuses its key, say.
+        ``sampling`` is the trainer's ``temperature``, ``top_p`` and ``max_tokens``, which hold before the
+        rows' own. Other keys, and None, are left to ``context``. Raises `OperatorError`.
         """
         values = sampling or {}
         params = {name: values[key] for key, name in _PARAMS.items() if values.get(key) is not None}
@@ -135,8 +125,7 @@ class Episodes:
 
     async def compared(self, scored: Sequence[Rollout]) -> list[Rollout]:
         """The scored rollouts of one prompt, with the rewards of their group where the environment compares
-        them. If that fails, all of them have failed. Raises `OperatorError`: a setting is wrong.
-        """
+        them. If that fails, all of them have failed."""
         if not scored:
             return []
         group = await AsyncGym.of(self._gym).compare(scored)
@@ -147,11 +136,7 @@ class Episodes:
 
     @contextmanager
     def among_siblings(self, prompt: Any) -> Iterator[Siblings]:
-        """While a rollout of a prompt runs.
-
-        Args:
-            prompt: what names the prompt; None for a rollout without siblings.
-        """
+        """While a rollout of a prompt runs; None for a rollout without siblings."""
         key = object() if prompt is None else prompt
         siblings = self._siblings.setdefault(key, Siblings(self.compared))
         siblings.running += 1
@@ -192,14 +177,9 @@ class Siblings:
         self._scored.append(rollout)
 
     async def compared(self, rollout: Rollout) -> Rollout:
-        """A rollout with the reward of its group, once all have ended.
-
-        Where its environment compares the rollouts of a group, that is the reward. It has failed if the
-        comparison did. A rollout that was not added, and one without ``compare``, is as it was.
-
-        Raises:
-            OperatorError: a setting is wrong.
-        """
+        """A rollout with the reward of its group, once all have ended, where its environment compares them.
+        It has failed if the comparison did. A rollout that was not added, and one without ``compare``, is as
+        it was."""
         place = next((i for i, each in enumerate(self._scored) if each is rollout), None)
         return rollout if place is None else (await self._settled())[place]
 
@@ -227,16 +207,13 @@ class Outcome(NamedTuple):
         return verified(self.samples)
 
     async def reward(self) -> float:
-        """The reward; of a failure, the mean of its siblings."""
         return self.last.reward if self.last.failure is None else await self.siblings.mean()
 
 
 class Adapter:
     """What a trainer calls for the rollout of a prompt; the base of the adapters.
 
-    Args:
-        agent: the agent of the graph; by default the row's, or the only one.
-        timeout: seconds for one attempt; by default the agent's limits alone.
+    ``agent`` is by default the row's, or the only one; ``timeout``: seconds for one attempt.
     """
 
     def __init__(
@@ -254,16 +231,11 @@ class Adapter:
         self._episodes: Episodes | None = None
 
     def episodes(self, tokenizer: Any, generate: Generate, **settings: Any) -> Episodes:
-        """The graph, which the first call starts in its event loop; see `Episodes`.
-
-        Args:
-            **settings: of the model; one that is None is left out.
-        """
+        """The graph, which the first call starts in its event loop; see `Episodes`. Settings may be None."""
         if self._episodes is None:
             chosen = {name: value for name, value in settings.items() if value is not None}
-            self._episodes = Episodes(
-                self._graph, tokenizer, generate, overrides=self._overrides, settings=chosen
-            )
+            overrides = self._overrides
+            self._episodes = Episodes(self._graph, tokenizer, generate, overrides=overrides, settings=chosen)
         return self._episodes
 
     async def outcome(
@@ -277,11 +249,7 @@ class Adapter:
     ) -> Outcome:
         """The outcome of one rollout, with the reward that its environment gives it within its group.
 
-        Args:
-            prompt: what names its siblings' prompt; None for a rollout without siblings.
-
-        Raises:
-            OperatorError: a setting is wrong.
+        ``prompt`` names its siblings' prompt; None for a rollout without siblings.
         """
         assert self._episodes is not None, "the graph must be started"
         with self._episodes.among_siblings(prompt) as siblings:
@@ -293,14 +261,8 @@ class Adapter:
 
 
 def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
-    """The row of a trainer's sample: the one in its column ``row``, as JSON, or one made of its prompt.
-
-    Args:
-        **keys: further keys of a row that is made; those that are None are left out.
-
-    Raises:
-        InvalidRequest: there is neither, or ``row`` is no JSON object.
-    """
+    """The row of a trainer's sample: the one in its column ``row``, as JSON, or one made of its prompt and
+    further keys that are not None. Raises `InvalidRequest` if there is neither."""
     row = columns.get("row")
     if row is None:
         if prompt is None or not len(prompt):
@@ -319,10 +281,6 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
     if not isinstance(row, dict):
         raise InvalidRequest(f"`row` must be a JSON object, got {type(row).__name__}")
     return row
-
-
-def _task_of(request: PolicyRequest) -> str:
-    return (request.episode or "").partition("-")[0]
 
 
 def _model_with(tokenizer: Any) -> type[Server]:

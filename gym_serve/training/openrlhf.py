@@ -5,13 +5,9 @@
 
     AgentExecutor = executor("graphs/weather.yaml")
 
-OpenRLHF gives a prompt and a label. The label is the row, as JSON (``--data.label_key row``); a label that
-is no row is the ``expected_answer`` of a row whose prompt is OpenRLHF's, as it is: leave out
-``--data.apply_chat_template``.
-
-OpenRLHF has no value for a failure, and divides by the number of a sample's actions. A rollout that failed
-all its attempts is its prompt and one token, with the mean reward of its siblings: its advantage is 0, and
-the mean of the group is what it would be without it.
+The label is the row, as JSON (``--data.label_key row``); a label that is no row is the ``expected_answer`` of
+a row whose prompt is OpenRLHF's, as it is: leave out ``--data.apply_chat_template``. A rollout that failed
+all its attempts is its prompt and one token, with the mean reward of its siblings: its advantage is 0.
 
 Source: OpenRLHF 0.11, ``utils/agent.py``, ``trainer/ray/vllm_engine.py`` and
 ``trainer/ppo_utils/samples_generator.py``.

@@ -1,18 +1,17 @@
 """A rollout as exporters read it (docs/formats.md, Rollouts), with its training tokens.
 
-Rollouts come from files, so nothing in them is trusted. A rollout that does not follow the format is a
+Rollouts come from files, so nothing in them is trusted: one that does not follow the format is a
 `NotExportable`, which `export` counts, and never another exception. After `Rollout.read` the whole rollout is
-known to be JSON, so no writer fails halfway on a lone surrogate or a huge integer.
+known to be JSON, so no writer fails halfway.
 
 The rollout of an external harness may hold several conversations: the one that was verified, and ``branches``
 (sub-agents, dropped retries, a context before it was compacted). To a trainer each is a rollout of its own,
-with the reward, the mask and the task of the whole. Each text of the model is in exactly one of them; if a
-branch continues another conversation, that part is its prompt.
+with the reward, the mask and the task of the whole. Each text of the model is in exactly one of them.
 
-Tokens are cut into turns in one place, `token_parts`, for samples and exports alike. Its invariant: laid end
-to end, the prompts and generations of a part's turns are exactly its last call's prompt and generation. This
-holds if each prompt begins with all tokens before it, which is checked, because a trainer would otherwise
-learn from a sequence that the model never saw.
+Tokens are cut into turns in one place, `token_parts`. Its invariant: laid end to end, the prompts and
+generations of a part's turns are exactly its last call's prompt and generation. This holds if each prompt
+begins with all tokens before it, which is checked: a trainer would learn from a sequence that the model never
+saw.
 """
 
 from __future__ import annotations
@@ -73,11 +72,7 @@ class Rollout:
 
     @classmethod
     def read(cls, raw: Any) -> Rollout:
-        """Check a rollout.
-
-        Raises:
-            NotExportable: it does not follow the contract.
-        """
+        """Check a rollout; `NotExportable` if it does not follow the contract."""
         if not isinstance(raw, dict):
             raise NotExportable("no_rollout", f"a rollout must be a JSON object, got {type(raw).__name__}")
         try:
@@ -91,10 +86,10 @@ class Rollout:
             response = {"output": []}
         if not isinstance(response, dict) or not _is_list_of_objects(response.get("output")):
             raise NotExportable("no_response", "the rollout has no response with a list of output items")
+        plain = cls(raw, params, response, response["output"])
         if "captured_input" not in raw:
-            return cls(raw, params, response, response["output"])
-        found = cls(raw, params, response, response["output"])
-        return found._captured(raw["captured_input"], raw.get("captured_context"))
+            return plain
+        return plain._captured(raw["captured_input"], raw.get("captured_context"))
 
     def conversations(self) -> Iterator[Rollout]:
         """This rollout and its branches, each as a rollout; ids of branches end with ``.1``, ``.2``, ...
@@ -104,14 +99,14 @@ class Rollout:
         yield self
         branches = self.raw.get("branches")
         own = {k: v for k, v in self.raw.items() if k not in _CAPTURED}
-        for number, given in enumerate(branches if isinstance(branches, list) else (), 1):
-            branch = given if isinstance(given, dict) else {}
+        for number, branch in enumerate(branches if isinstance(branches, list) else (), 1):
+            branch = branch if isinstance(branch, dict) else {}  # noqa: PLW2901
             response = branch.get("response")
             if not isinstance(response, dict) or not _is_list_of_objects(response.get("output")):
                 response = {"output": []}
             raw = {**own, "_ng_rollout_id": f"{self.id}.{number}", "branch": number, "response": response}
-            made = Rollout(raw, self.params, response, response["output"], branch=number)
-            yield made._captured(branch.get("input"), branch.get("context"))
+            other = Rollout(raw, self.params, response, response["output"], branch=number)
+            yield other._captured(branch.get("input"), branch.get("context"))
 
     def _captured(self, given: Any, context: Any) -> Rollout:
         """The same with what the harness gave the model: an input, and tools, of its own."""
@@ -141,25 +136,21 @@ class Rollout:
 
     @property
     def index(self) -> int | None:
-        """Which of the task's rollouts it is, from 0."""
         return _index(self.raw.get("_ng_rollout_index"))
 
     @property
     def agent(self) -> str:
-        """Name of the agent that made it."""
         ref = self.raw.get("agent_ref")
         name = ref.get("name") if isinstance(ref, dict) else None
         return name if isinstance(name, str) and name else "agent"
 
     @property
     def model(self) -> str | None:
-        """Name of the model that answered last."""
         name = self.response.get("model")
         return name if isinstance(name, str) and name else None
 
     @property
     def created_at(self) -> float:
-        """Unix time of the last model response, 0.0 if it says none."""
         return number(self.response.get("created_at")) or 0.0
 
     @property
@@ -169,15 +160,11 @@ class Rollout:
 
     @property
     def reward(self) -> float:
-        """Its reward.
-
-        Raises:
-            NotExportable: there is none, or it is not a finite number.
-        """
-        given = self.raw.get("reward")
-        value = number(given)
+        """Its reward; `NotExportable` if there is none, or it is not a finite number."""
+        value = number(self.raw.get("reward"))
         if value is None:
-            raise NotExportable("no_reward", f"the reward must be a finite number, got {given!r:.80}")
+            text = f"{self.raw.get('reward')!r:.80}"
+            raise NotExportable("no_reward", f"the reward must be a finite number, got {text}")
         return value
 
     @property
@@ -197,22 +184,15 @@ class Rollout:
         return {k: v for k, v in self.raw.items() if k not in conversations}
 
     def require_trainable(self) -> None:
-        """Leave out what must not be learned from, for formats that have no mask.
-
-        Raises:
-            NotExportable: it is masked.
-        """
+        """Raise `NotExportable` for what must not be learned from, in formats that have no mask."""
         if self.masked:
-            failed = self.failure_class
-            reason = f"failed: {failed}" if failed else "masked"
+            reason = f"failed: {self.failure_class}" if self.failure_class else "masked"
             raise NotExportable(reason, "mask_sample is set, and this format has no mask for a sample")
 
 
 def number(value: Any) -> float | None:
     """A finite number (True is 1), else None."""
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _index(value: Any) -> int | None:
@@ -239,15 +219,12 @@ class TokenTurn:
     prompt: list[int]
     generation: list[int]
     logprobs: list[float]
-    versions: list[str | None]
-    """Version of the policy that produced each token of the generation; None where nobody said one."""
+    versions: list[str | None]  # of the policy that produced each generated token; None if nobody said one
     item: int  # index of its item in ``output``
 
 
 def read_bundle(item: JSON, where: str) -> Bundle | None:
-    """The token bundle on an output item, None without one. Raises `NotExportable` if it is incomplete, its
-    lengths differ, or a value is not a token id.
-    """
+    """The token bundle on an output item, None without one. Raises `NotExportable` if it is malformed."""
     try:
         found = item_tokens(item, where)
     except BadRequest as error:
@@ -263,13 +240,8 @@ def read_bundle(item: JSON, where: str) -> Bundle | None:
 
 
 def token_parts(rollout: Rollout) -> list[list[TokenTurn]]:
-    """The generations of a conversation, each with its new prompt tokens.
-
-    Another part begins where a prompt does not go on from what was seen before. A call without tokens does
-    not count as a turn; its prompt is part of the next one's.
-
-    Raises:
-        NotExportable: the tokens are malformed.
+    """The generations of a conversation, each with its new prompt tokens. Another part begins where a prompt
+    does not go on from what was seen before. The prompt of a call without tokens is part of the next one's.
     """
     parts: list[list[TokenTurn]] = []
     seen: list[int] = []
@@ -290,12 +262,7 @@ def token_parts(rollout: Rollout) -> list[list[TokenTurn]]:
 
 
 def token_turns(rollout: Rollout) -> list[TokenTurn]:
-    """The turns of a conversation that is one part, for formats that hold no others.
-
-    Raises:
-        NotExportable: there are no tokens, they are malformed, or a prompt does not go on from what
-            was seen before.
-    """
+    """The turns of a conversation that is one part, for formats that hold no others; or `NotExportable`."""
     parts = token_parts(rollout)
     if not parts:
         raise NotExportable("no_tokens", "no output item carries training tokens")

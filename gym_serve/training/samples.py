@@ -1,14 +1,11 @@
 """`TrainingSample`: what a trainer learns from, cut from a rollout once and for every trainer.
 
-A rollout holds what was said; a trainer wants tokens. Three mistakes are made between the two again and
-again: the text is tokenized anew (and differs from what was sampled), tokens of the environment are trained
-on, and a failed rollout counts as a zero. So the tokens are cut in this one place, with these invariants:
+Text is never tokenized anew, tokens of the environment are never trained on, and a failure is no zero:
 
 - Every token that the model produced is in exactly one sample, with its mask at 1, or in a sample that is
   masked as a whole because the rollout failed.
 - A sample is a sequence that the model really saw: its prompt and response are the tokens of its last call.
-  Where a call's prompt does not continue the tokens before it (a history that was re-tokenized or compacted),
-  another sample begins.
+  Where a call's prompt does not continue the tokens before it, another sample begins.
 - A sample is never empty, and a rollout always gives at least one, so that batches keep their shape.
 """
 
@@ -94,39 +91,31 @@ def samples(
         for conversation in read.conversations()
         for part, turns in enumerate(token_parts(conversation))
     ]
-    if not found:
-        if failure is None:
-            logger.warning(
-                "rollout %s has no tokens and is masked: set `return_token_ids: true` on its model server",
-                read.id,
-            )
-        found = [_placeholder(read, reward, failure or "no_tokens", pad_token_id, group)]
-    return found
+    if found:
+        return found
+    if failure is None:
+        hint = "rollout %s has no tokens and is masked: set `return_token_ids: true` on its model server"
+        logger.warning(hint, read.id)
+    return [_placeholder(read, reward, failure or "no_tokens", pad_token_id, group)]
 
 
 def sample_of(conversation: Rollout) -> TrainingSample:
-    """The one sample of a conversation, for formats that hold no parts and no failures.
-
-    Raises:
-        NotExportable: it has no tokens, they do not continue from call to call, or it has no reward.
-    """
+    """The one sample of a conversation, for formats that hold no parts and no failures; or
+    `NotExportable`."""
     return _sample(token_turns(conversation), conversation, 0, conversation.reward, None, None)
 
 
 def verified(found: Sequence[TrainingSample]) -> TrainingSample:
-    """The sample of a rollout that a trainer takes which takes one: the end of the verified conversation, the
-    answer that the reward is for.
-    """
+    """The sample for a trainer that takes one: the end of the verified conversation, which the reward is
+    for."""
     first = min(sample.branch for sample in found)
     return [sample for sample in found if sample.branch == first][-1]
 
 
 def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -> TrainingSample:
-    """A sample within a trainer's limits, in tokens.
+    """A sample within a trainer's limits, in tokens: a longer response is cut.
 
-    Args:
-        longest_prompt: a longer one fails (``prompt_too_long``): what the model was asked is not what would
-            be trained on. The end of it stays.
+    A longer prompt fails (``prompt_too_long``): what the model was asked is not what would be trained on.
     """
     if len(sample.prompt_ids) > longest_prompt:
         mask = [0] * len(sample.loss_mask)
@@ -157,14 +146,14 @@ def advantages(batch: Sequence[TrainingSample], *, scale: bool = True) -> list[f
         if sample.failure is None:
             rewards.setdefault(sample.group, {})[sample.rollout_id] = sample.reward
     baselines = {group: _moments(list(of.values())) for group, of in rewards.items()}
-    found = []
+    values = []
     for sample in batch:
         if sample.failure is not None:
-            found.append(0.0)
+            values.append(0.0)
             continue
         mean, deviation = baselines[sample.group]
-        found.append((sample.reward - mean) / ((deviation + 1e-4) if scale else 1.0))
-    return found
+        values.append((sample.reward - mean) / ((deviation + 1e-4) if scale else 1.0))
+    return values
 
 
 def collate(
@@ -238,28 +227,16 @@ def _sample(  # noqa: PLR0917
         versions += [None] * len(given) + turn.versions
     return TrainingSample(
         turns[0].prompt, response, mask, logprobs, versions, reward, group or of.task, of.task,
-        _rollout_id(of), of.branch, part, _is_truncated(of), failure, _media(of),
+        of.id.rpartition(".")[0] if of.branch else of.id, of.branch, part,
+        _is_truncated(of), failure, _media(of),
     )  # fmt: skip
 
 
 def _placeholder(of: Rollout, reward: float, failure: str, pad: int, group: str | None) -> TrainingSample:
     return TrainingSample(
-        [pad],
-        [pad],
-        [0],
-        [0.0],
-        [None],
-        reward,
-        group or of.task,
-        of.task,
-        of.id,
-        failure=failure,
-        media=_media(of),
-    )
-
-
-def _rollout_id(of: Rollout) -> str:
-    return of.id.rpartition(".")[0] if of.branch else of.id
+        [pad], [pad], [0], [0.0], [None], reward, group or of.task, of.task, of.id,
+        failure=failure, media=_media(of),
+    )  # fmt: skip
 
 
 def _is_truncated(of: Rollout) -> bool:
@@ -301,6 +278,5 @@ def _maker(library: Literal["numpy", "torch"]) -> Any:
         return lambda values, kind: torch.tensor(values, dtype=getattr(torch, kind))
     except ModuleNotFoundError as error:
         needed = {"numpy": "'gym-serve[train]'", "torch": "torch"}[library]
-        raise ModuleNotFoundError(
-            f"collate(library={library!r}) needs {library}: pip install {needed}", name=library
-        ) from error
+        problem = f"collate(library={library!r}) needs {library}: pip install {needed}"
+        raise ModuleNotFoundError(problem, name=library) from error

@@ -3,11 +3,9 @@
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=gym_serve.training.skyrl \\
         gym.graph=graphs/weather.yaml data.train_data="['rows.parquet']" ...
 
-`main` is SkyRL's entry point with `experiment`, whose only difference is the generator. An experiment of
-your own derives from ``experiment(graph)`` instead of ``BasePPOExp``.
-
-A failed rollout is tried again. One that failed all its attempts has a mask of zeros, and the mean reward
-of its siblings in the batch, so that it does not move the mean of its group.
+`main` is SkyRL's entry point with `experiment`. An experiment of your own derives from ``experiment(graph)``
+instead of ``BasePPOExp``. A rollout that failed all its attempts has a mask of zeros, and the mean reward of
+its siblings in the batch, so that it does not move the mean of its group.
 
 Source: SkyRL 0.3, ``train/generators/base.py``, ``train/entrypoints/main_base.py``, ``train/trainer.py`` and
 ``backends/skyrl_train/inference_servers``.
@@ -35,8 +33,7 @@ __all__ = ["Generator", "experiment", "main", "output_of"]
 class Generator(Adapter):
     """Runs an episode for each prompt of a batch. SkyRL's ``GeneratorInterface``, by its shape.
 
-    Args:
-        max_model_len: most tokens of a prompt and its generation together; None leaves that to the engines.
+    ``max_model_len``: most tokens of a prompt and its generation together; None leaves that to the engines.
     """
 
     def __init__(
@@ -56,12 +53,7 @@ class Generator(Adapter):
         self._max_model_len = max_model_len
 
     async def generate(self, input_batch: Mapping[str, Any]) -> JSON:
-        """The trajectories of a ``GeneratorInput``, as a ``GeneratorOutput``.
-
-        Raises:
-            InvalidRequest: a row cannot be used.
-            OperatorError: a setting is wrong.
-        """
+        """The trajectories of a ``GeneratorInput``, as a ``GeneratorOutput``."""
         self.episodes(self._tokenizer, self._generate, max_model_len=self._max_model_len)
         sampling = input_batch.get("sampling_params") or {}
         prompts, ids = input_batch["prompts"], input_batch.get("trajectory_ids")
@@ -77,15 +69,12 @@ class Generator(Adapter):
         last = [outcome.last for outcome in outcomes]
         if any(sample.media for sample in last):
             raise InvalidRequest("SkyRL's generator here takes text only, got images or audio")
+        no_logprobs = sampling.get("logprobs") is None
         return {
             **output_of(last, [await outcome.reward() for outcome in outcomes]),
-            "rollout_logprobs": None
-            if sampling.get("logprobs") is None
-            else [each.logprobs for each in last],
+            "rollout_logprobs": None if no_logprobs else [each.logprobs for each in last],
             "trajectory_ids": ids,
-            "trajectory_generation_times": [
-                float(outcome.rollout.get("_ng_latency_s") or 0.0) for outcome in outcomes
-            ],
+            "trajectory_generation_times": [float(o.rollout.get("_ng_latency_s") or 0.0) for o in outcomes],
         }
 
     async def _generate(self, request: PolicyRequest, sampling: Mapping[str, Any]) -> PolicyAnswer:

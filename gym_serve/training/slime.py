@@ -7,16 +7,13 @@
 
 A harness's branches, and histories that were tokenized again, are samples of their own with the same
 ``rollout_id``. A rollout that failed all its attempts has the status ``FAILED`` and ``remove_sample``, so
-its loss is 0. slime counts its reward in its group, so the reward is the mean of its
-siblings.
+its loss is 0. slime counts its reward in its group, so the reward is the mean of its siblings.
 
-slime cuts a batch into groups by the number of its samples. If rollouts have branches, that number is
-another one, and slime takes the whole batch as one group. `group_rewards` forms the groups by prompt, counts
-a rollout once, and leaves failures out: ``--custom-reward-post-process-path
-gym_serve.training.slime.group_rewards``.
+slime cuts a batch into groups by the number of its samples; with branches it takes the whole batch as one
+group. `group_rewards` forms the groups by prompt, counts a rollout once, and leaves failures out:
+``--custom-reward-post-process-path gym_serve.training.slime.group_rewards``.
 
-Source: slime at 624b824 (August 2026), ``rollout/sglang_rollout.py``, ``ray/rollout.py`` and
-``utils/types.py``.
+Source: slime at 624b824 (August 2026), ``rollout/sglang_rollout.py``, ``ray/rollout.py``, ``utils/types.py``.
 """
 
 from __future__ import annotations
@@ -65,10 +62,10 @@ def generator(graph: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
         if last.failure is not None:
             return filled(sample, last, await outcome.reward())
         kept = [each for each in outcome.samples if each.failure is None]
-        filled_samples = [
+        parts = [
             filled(sample if each is last else copy.deepcopy(sample), each, each.reward) for each in kept
         ]
-        return filled_samples[0] if len(filled_samples) == 1 else filled_samples
+        return parts[0] if len(parts) == 1 else parts
 
     return generate
 
@@ -87,12 +84,7 @@ async def _generate(state: Any, args: Any, post: Any, request: PolicyRequest, co
 def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """slime's rewards of a batch, and what is left of them within their groups: its GRPO's advantages.
 
-    Args:
-        args: slime's; ``rewards_normalization`` and ``grpo_std_normalization`` hold.
-
-    Returns:
-        for each sample its reward, and that less the mean of its group, divided by the deviation if slime is
-        told so. A failed rollout has 0.0 there.
+    slime's ``rewards_normalization`` and ``grpo_std_normalization`` hold. A failed rollout has 0.0 there.
     """
     raw = [float(sample.get_reward_value(args)) for sample in samples]
     if not args.rewards_normalization:

@@ -8,12 +8,9 @@
 Rows of the data set select it by their column ``agent_name: gym``. Each `AgentLoopWorker` runs the graph in
 its process (`Episodes`), and every generation goes to verl's ``server_manager``.
 
-A failed rollout is tried again, and then never trained on:
-
-- Trainer V1 (TransferQueue): the session has no output. verl forms the group of the others.
-- Trainer V0: the batch must be complete, so the failure is an output whose mask is 0. verl counts its score
-  in its group all the same; so the score is the mean of its siblings in this worker, which leaves the mean
-  of the group where it is without it.
+A failed rollout is never trained on. Trainer V1 (TransferQueue): the session has no output, and verl forms
+the group of the others. Trainer V0: the batch must be complete, so the failure is an output whose mask is 0.
+verl counts its score in its group all the same; so the score is the mean of its siblings in this worker.
 
 Source: verl 0.9, ``experimental/agent_loop/agent_loop.py`` and ``trainer/ppo/v1/agent_loop_tq.py``.
 """
@@ -72,20 +69,13 @@ class AgentLoop:
         self._worker = _workers[key]
 
     async def run(self, sampling_params: Mapping[str, Any], **columns: Any) -> Any:
-        """The output of one sample.
+        """The output of one sample; for V1, which gives a ``session_id``, a list of them: a harness's
+        branches are trained on too, and the list of a failed rollout is empty.
 
         Args:
             **columns: the sample's columns. Its row is the JSON in ``extra_info.row``, as ``gym-serve export
                 --to verl`` writes it, or is made of ``raw_prompt``, the keys of ``extra_info`` and, as
                 ``expected_answer``, of ``reward_model.ground_truth``.
-
-        Returns:
-            an ``AgentLoopOutput``; for V1, which gives a ``session_id``, a list of them: a harness's
-            branches are trained on too, and the list of a failed rollout is empty.
-
-        Raises:
-            InvalidRequest: the row cannot be used.
-            OperatorError: a setting is wrong.
         """
         fields = await self.outputs(sampling_params, **columns)
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -102,10 +92,8 @@ class AgentLoop:
         if "session_id" in columns and last.failure is not None:
             return []
         others = [sample for sample in outcome.samples if sample is not last and sample.failure is None]
-        fields = [
-            output_of(sample, outcome.rollout, with_logprobs=worker.with_logprobs)
-            for sample in (*others, last)
-        ]
+        logprobs = worker.with_logprobs
+        fields = [output_of(each, outcome.rollout, with_logprobs=logprobs) for each in (*others, last)]
         if last.failure is not None:
             fields[-1]["reward_score"] = await outcome.reward()
         return fields
@@ -151,10 +139,7 @@ _workers: dict[tuple[Any, ...], _Worker] = {}
 
 
 def answer_of(output: Any, limit: int) -> PolicyAnswer:
-    """verl's ``TokenOutput`` as an answer.
-
-    The weights may have changed within it; verl tells the first and the last version.
-    """
+    """verl's ``TokenOutput`` as an answer. The weights may have changed within it: it has two versions."""
     ids = list(output.token_ids)
     first, last = (output.extra_fields.get(f"{end}_global_steps") for end in ("min", "max"))
     versions = None if first is None or not ids else [*[str(first)] * (len(ids) - 1), str(last)]

@@ -13,22 +13,17 @@ if TYPE_CHECKING:
 
 
 def trained_model(gym: Gym, model: str | None) -> str:
-    """Name of the model server that is trained.
+    """Name of the model server that is trained; by default the only model of the agents.
 
-    Args:
-        model: its name; None for the only model of the agents.
-
-    Raises:
-        NotFound: there is no such model.
-        BadRequest: it takes no weights, or the agents have several models.
+    Raises `NotFound` if there is no such model, `BadRequest` if it takes no weights, or the agents have
+    several.
     """
     models = gym.graph.get("models") or {}
     if model is None:
         used = {agent.get("model") for agent in (gym.graph.get("agents") or {}).values()} & models.keys()
         if len(used) != 1:
-            raise BadRequest(
-                f"`model` must name the model that is trained, one of {', '.join(models) or 'none'}"
-            )
+            names = ", ".join(models) or "none"
+            raise BadRequest(f"`model` must name the model that is trained, one of {names}")
         (model,) = used
     if model not in models:
         raise NotFound(f"no model {model!r} in {gym.name}; it has {', '.join(models) or 'none'}")
@@ -38,11 +33,8 @@ def trained_model(gym: Gym, model: str | None) -> str:
 
 
 def encoded(tensors: Iterable[tuple[str, torch.Tensor]]) -> bytes:
-    """Named tensors in the format of safetensors.
-
-    Of tensors that share their memory (a head tied to the embeddings) the first is kept; engines tie them
-    again.
-    """
+    """Named tensors in the format of safetensors. Of tensors that share their memory (a head tied to the
+    embeddings) the first is kept; engines tie them again."""
     from safetensors.torch import save
 
     kept: dict[str, torch.Tensor] = {}

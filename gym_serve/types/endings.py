@@ -116,6 +116,7 @@ _CAUSES: tuple[tuple[type[GymError], Cause], ...] = (
 
 
 def cause_of(error: type[GymError]) -> Cause:
+    """The cause that a class of errors stands for."""
     return next(cause for cls, cause in _CAUSES if issubclass(error, cls))
 
 

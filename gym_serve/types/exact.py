@@ -64,6 +64,7 @@ def mended(value: Any) -> Any:
 
 
 def whole_text(text: str) -> str:
+    """`mended` for one text."""
     if not _HALF.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -58,8 +58,7 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     @classmethod
     def read(cls, given: Any, *, over_http: bool = False) -> ModelEndpoint:
         """Check what a row or a caller names. The message of an error repeats no value, which may be a
-        key.
-        """
+        key."""
         if isinstance(given, ModelEndpoint):
             return given
         if not isinstance(given, Mapping):

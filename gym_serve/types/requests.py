@@ -144,8 +144,7 @@ def message_text(message: JSON) -> str:
 
 def parse(schema: TypeAdapter[Any], body: Any, what: str) -> Any:
     """``body`` as ``schema``'s type. Raises `InvalidRequest` with every problem at once, each with its
-    place.
-    """
+    place."""
     try:
         return schema.validate_python(body)
     except ValidationError as error:

@@ -240,8 +240,7 @@ _PARAMS: TypeAdapter[Any] = TypeAdapter(ResponsesParams)
 
 def with_prompt(row: JSON) -> JSON:
     """A row ``{"prompt": ..., own keys}`` with the ``responses_create_params`` that its prompt makes; one
-    that has these, or no prompt, is returned as it is.
-    """
+    that has these, or no prompt, is returned as it is."""
     if "prompt" not in row or "responses_create_params" in row:
         return row
     prompt = row["prompt"]
@@ -258,6 +257,7 @@ def check_row(row: Any) -> None:
 
 
 def check_params(params: Any) -> None:
+    """The same for a bare Responses body."""
     if not isinstance(params, dict):
         raise InvalidRequest(f"a Responses body is a JSON object, not {type(params).__name__}")
     parse(_PARAMS, params, "body")

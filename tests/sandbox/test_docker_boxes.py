@@ -14,7 +14,7 @@ import pytest
 from support.podman import BUSYBOX, containers, needs_podman, podman
 from support.waiting import until
 
-from gym_serve import Gym
+from gym_serve import AsyncGym, Gym
 from gym_serve.sandbox import Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
 from gym_serve.types.errors import GraphError, InvalidRequest, SessionLost, Unavailable
 
@@ -196,6 +196,6 @@ async def test_a_task_of_its_own_image(
     }
     settings = {"resources.workspace.sandbox": "docker"}
     with Gym.from_graph("workspace", ray=False, overrides=settings) as gym:
-        (rollout,) = await gym.arun([row], agent=agent)
+        (rollout,) = await AsyncGym.of(gym).run([row], agent=agent)
     assert (rollout.reward, rollout.failure) == (reward, None), rollout
     assert not containers()

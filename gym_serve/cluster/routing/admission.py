@@ -24,9 +24,7 @@ _WINDOW_SECONDS = 10
 class Admission:
     """Admits calls, first come first served.
 
-    Args:
-        limits: most calls that run, and most that wait (-1 for no limit). Asked at each call, as a deploy may
-            change them.
+    ``limits`` are most calls that run, and most that wait (-1 for no limit); a deploy may change them.
     """
 
     def __init__(
@@ -61,9 +59,7 @@ class Admission:
         return True
 
     async def dispatch(self, call: Call) -> Reply:
-        """Run a call as soon as there is room. Raises `QueueFullError`: too many calls wait already; this one
-        was not begun.
-        """
+        """Run a call as soon as there is room; `QueueFullError` if too many calls wait already."""
         try:
             if waited := await self._begin(call):
                 call = call._replace(waited=waited)
@@ -92,7 +88,6 @@ class Admission:
         self.meter.answered()
 
     async def _begin(self, call: Call) -> float:
-        """Wait for the call's turn; the seconds that it took."""
         running, waiting = self._limits()
         full = self.running >= running or bool(self._queue)
         if full and 0 <= waiting <= len(self._queue):
@@ -149,12 +144,7 @@ class _Second:
 
 
 class LoadMeter:
-    """Counts answers, and the CPU time between them.
-
-    Args:
-        clock: seconds.
-        cpu: CPU seconds of this process.
-    """
+    """Counts answers, and the CPU time of this process between them, in seconds."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time

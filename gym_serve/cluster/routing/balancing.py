@@ -1,10 +1,8 @@
 """Which replica takes a call that belongs to no session: `Members` are those that run, `Balancer` chooses.
 
-Both are pure: they own no task and no clock.
-
-Two replicas are drawn and the less busy one takes it ("power of two choices", Mitzenmacher 2001):
-nearly as even as comparing all, and callers with the same outdated loads do not all pick the same replica.
-The calls of one episode stay on one replica, which has their prefix cached, as long as it runs.
+Both are pure. Two replicas are drawn and the less busy one takes it ("power of two choices", Mitzenmacher
+2001): callers with the same outdated loads do not all pick the same replica. The calls of one episode stay on
+one replica, which has their prefix cached, as long as it runs.
 """
 
 from __future__ import annotations
@@ -65,4 +63,5 @@ class Members:
 
 @cache
 def members_of(application: str, deployment: str) -> Members:
+    """The members of a deployment."""
     return Members()

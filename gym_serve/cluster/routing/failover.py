@@ -1,12 +1,9 @@
 """`FailoverTransport`: a session whose replica dies continues on another one.
 
 It wraps the transport to an environment. Every reply carries the state in which the call left the session,
-and the `SnapshotCache` keeps the last one. When a call finds its session lost, the state is restored through
-the same transport, which picks a running replica, and the call runs again there. The restored state is the
-one before the call, as that was not acknowledged. Callers may keep using the id they have; replies carry the
-new one. A session without a cached state is lost.
-
-A call that loses its replica again and again may be the cause, so it is run again only a few times.
+and the `SnapshotCache` keeps the last one. When a call finds its session lost, the state before the call is
+restored on a running replica, and the call runs again there, a few times: it may be the cause. Callers may
+keep using the id they have; replies carry the new one. A session without a cached state is lost.
 
 The id that a caller gets is a *token*, ``"{id}~{version}"``. A client of several gateways sends back the
 latest version that it was told, so a gateway that missed some calls knows that its state is stale.
@@ -35,12 +32,8 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.05, 2.0  # seconds between two tries to restore
 
 
 class FailoverTransport:
-    """Keeps the sessions of a resources server alive when its replicas die.
-
-    Args:
-        transport: reaches the server; calls without a session go to any replica that lives.
-        max_bytes: bound of the states that are held; those not used for longest are dropped first.
-    """
+    """Keeps the sessions of a resources server alive when its replicas die. Of the states, which take at most
+    ``max_bytes``, those not used for longest are dropped first."""
 
     def __init__(self, transport: Transport, *, max_bytes: int = 1 << 28) -> None:
         self.server = transport.server
@@ -48,9 +41,7 @@ class FailoverTransport:
         self._transport = transport
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`. Raises `SessionLost`: no state of the session is held, a stale one is, or it
-        could not be restored.
-        """
+        """See `Transport.call`. Raises `SessionLost` if no fresh state is held, or it cannot be restored."""
         if call.session is None:
             return self._kept(call, await self._transport.call(call))
         session_id, version = split_token(call.session)
@@ -114,11 +105,8 @@ class FailoverTransport:
         while True:
             left = max(0.0, last - time.monotonic())
             try:
-                reply = await self._transport.call(
-                    Call(
-                        RESTORE, body, request_id=call.request_id, timeout=left, traceparent=call.traceparent
-                    )
-                )
+                restore = Call(RESTORE, body, request_id=call.request_id, timeout=left)
+                reply = await self._transport.call(restore._replace(traceparent=call.traceparent))
                 reply.json()
                 return reply.session or ""
             except GymError as error:
@@ -130,7 +118,6 @@ class FailoverTransport:
             pause = min(2 * pause, _LAST_PAUSE)
 
     def _kept(self, call: Call, reply: Reply) -> Reply:
-        """The reply as the caller gets it, its state being kept here."""
         if reply.session is None:
             return reply
         if reply.state is not None:
@@ -175,11 +162,7 @@ class SnapshotCache:
     """The last acknowledged state of every session. No tasks, no calls.
 
     A session may have several ids, one for each replica that it lived in; all of them lead to its state. The
-    cache is bounded in bytes and in time, as some sessions are never closed: the least recently used states
-    go first, and their sessions are then lost with their replica, as any without a state.
-
-    Args:
-        ttl: seconds without a use after which a state is dropped.
+    cache is bounded in bytes and in time (``ttl``, seconds): the least recently used states go first.
     """
 
     def __init__(self, max_bytes: int, ttl: float) -> None:
@@ -193,7 +176,6 @@ class SnapshotCache:
         return len(self._by_use)
 
     def get(self, session_id: str) -> Held | None:
-        """The state of the session with this id, one of its earlier ids included."""
         held = self._by_id.get(session_id)
         if held is not None:
             self._use(held)

@@ -1,11 +1,5 @@
-"""Analysis of stored rollouts: how hard is each task for the policy, and what changed between two runs.
-
-- `RewardProfile`, `TaskProfile`, `BUCKETS`: pass rates by task, and the tasks to train on next.
-- `Comparison`, `RunScores`, `TaskDifference`, `Estimate`: two runs over the same tasks, paired.
-- `read_rollouts`, `read_asked`, `rows_of_tasks`, `prompts_of_tasks`: the files of runs, a line at a time.
-
-Everything is computed from the files of ``collect`` (or NeMo Gym's rollouts), read as a stream; only the
-numbers of a rollout are kept.
+"""Analysis of stored rollouts: how hard each task is for the policy, and what changed between two runs. Files
+are read as a stream; only the numbers of a rollout are kept.
 """
 
 from gym_serve.rollouts.analysis.comparison import Comparison, Estimate, RunScores, TaskDifference

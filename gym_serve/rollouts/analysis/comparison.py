@@ -1,11 +1,9 @@
 """`Comparison`: two runs over the same tasks, paired task by task, for ``diff`` and for the viewer.
 
-Every task has the same weight, however many rollouts it has, and only tasks with a score in both runs count:
-the difficulty of a task is then the same on both sides, and only the difference is due to chance. Tasks that
-have the same number in both runs, but different prompts, are of different data sets: they are left out and
-counted, unless the caller says by what tasks are identified. The 95% interval of the difference is the paired
-bootstrap: whole tasks are resampled. A task is *solved* by a run if more than half of its rollouts are, and
-*flips* if one run solves it and the other does not.
+Every task has the same weight, and only tasks with a score in both runs count. Tasks with one number and
+different prompts are of different data sets: they are left out, unless the caller says by what tasks are
+identified. The 95% interval is the paired bootstrap: whole tasks are resampled. A task is *solved* by a run
+if more than half of its rollouts are, and *flips* if one run alone solves it.
 """
 
 from __future__ import annotations
@@ -63,7 +61,6 @@ class TaskDifference(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Mean reward of the second run, less that of the first."""
         return self.b.mean - self.a.mean
 
     @property
@@ -201,7 +198,6 @@ class RunScores:
         return self._rollouts.coverage()
 
     def __call__(self) -> Iterator[Scores]:
-        """The scores of each task, by index."""
         for group in self._rollouts.groups(self._failures):
             rewards = [rollout.fields["reward"] for rollout in group.rollouts]
             solved = sum(1 for reward in rewards if reward >= self._solved_at)
@@ -253,8 +249,7 @@ class _Pairs:
 
 def prompt_digest(given: Any) -> int | None:
     """32 bits of the ``input`` of a row, by which tasks of different data sets are told apart; None if it is
-    nested too deeply.
-    """
+    nested too deeply."""
     try:
         return digest(given) & 0xFFFF_FFFF
     except TypeError:

@@ -153,6 +153,7 @@ class RewardProfile:
             rollouts += task.rollouts
             trainable += task.trainable
         rows = self.agents(asked or {})
+        train_next = (task for task in self.tasks() if task.trainable)
         return ProfileSummary(
             tasks=reward.num_tasks,
             rollouts=rollouts,
@@ -164,16 +165,12 @@ class RewardProfile:
             buckets=buckets,
             pass_rate_histogram=tuple(rates),
             trainable_tasks=trainable,
-            train_next=self._train_next(top),
+            train_next=heapq.nsmallest(top, train_next, key=lambda task: (-task.std, task.task_index)),
             worst=self._worst.take(),
         )
 
     def trainable_tasks(self) -> Iterator[int]:
         return (task.task_index for task in self.tasks() if task.trainable)
-
-    def _train_next(self, top: int) -> list[TaskProfile]:
-        trainable = (task for task in self.tasks() if task.trainable)
-        return heapq.nsmallest(top, trainable, key=lambda task: (-task.std, task.task_index))
 
     def _task(self, agent: str, group: Group) -> TaskProfile:
         rewards = [float(rollout.fields["reward"]) for rollout in group.rollouts]

@@ -49,8 +49,7 @@ class TaskKey:
 
     def apply(self, rollout: JSON) -> JSON:
         """The rollout with the metadata of the task that it belongs to by this key; `InvalidRequest`
-        without.
-        """
+        without."""
         is_bare = "response" in rollout and rollout.keys().isdisjoint(METADATA_KEYS)
         index = 0 if is_bare else rollout_key(rollout)
         if self.field == TASK_INDEX and not is_bare:
@@ -73,8 +72,7 @@ class TaskKey:
 
 def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> Iterator[JSON]:
     """The rollouts of runs, scored and failed, one at a time. Raises `InvalidRequest`: a file cannot be
-    opened.
-    """
+    opened."""
     for path in paths:
         failures = Outputs.of(path).failures
         for file in [path, *([failures] if failures.exists() else [])]:
@@ -96,7 +94,6 @@ class Asked(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """That rows are repeated, if so."""
         if self.rows <= self.tasks:
             return []
         return [
@@ -106,6 +103,7 @@ class Asked(NamedTuple):
 
 
 def read_asked(paths: Iterable[Path], key: TaskKey | None = None) -> Asked:
+    """What runs asked for."""
     key = key or TaskKey()
     rollouts: Counter[str] = Counter()
     rows, tasks = 0.0, IntTable()
@@ -153,8 +151,7 @@ def rows_of_tasks(path: Path, tasks: Iterable[int]) -> Iterator[JSON]:
 
 def prompts_of_tasks(path: Path, tasks: Iterable[int]) -> dict[int, str]:
     """The `prompt_text` of each of some tasks, of the run's inputs or, without those, its main file
-    ``path``.
-    """
+    ``path``."""
     inputs = Outputs.of(path).inputs
     source = inputs if inputs.exists() else path
     return {task: prompt_text(row) for task, row in _first_rows(source, set(tasks), ignore_problem)}
@@ -173,7 +170,6 @@ def prompt_text(row: JSON) -> str:
 
 
 def _first_rows(inputs: Path, left: set[int], problem: Callable[[str], None]) -> Iterator[tuple[int, JSON]]:
-    """The first row of each task in ``left``, from which found tasks are removed."""
     for where, row, reason in read_rows(inputs):
         if not left:
             return

@@ -2,17 +2,13 @@
 
 Namespaces decide what code can see; the filter decides what it can ask the kernel for. It rules out
 
-- new processes (so that a memory limit of the one process is a limit of all, and a fork bomb has no first
-  fork), other programs and sockets;
+- new processes (so that a memory limit of the one process is a limit of all), other programs and sockets;
 - everything that reaches another process by its number: its supervisor stands beside it. Signals and limits
   are for itself alone;
-- choosing its own share of the processors: a process that gives itself little could blame the machine for
-  it;
+- choosing its own share of the processors: a process that gives itself little could blame the machine;
 - memory outside of the address space, which no rlimit counts;
 - the parts of the kernel that ordinary programs never use and most exploits do, and system calls that are
   newer than this list.
-
-The filter is a list and not a library: it needs one comparison per call and no libseccomp.
 """
 
 from __future__ import annotations
@@ -34,9 +30,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24)  # offsets in struct seccomp
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
 _CLONE_THREAD = 0x00010000
-_CLONE_NAMESPACES = (
-    0x7E020080  # CLONE_NEW*: of mounts, cgroups, names, messages, users, processes, networks, time
-)
+_CLONE_NAMESPACES = 0x7E020080  # CLONE_NEW*: of mounts, users, processes, networks and others
 _NEWEST = 462  # mseal, of Linux 6.10; from 424 on, the numbers are the same on all machines
 
 _SIGNALS_OF_FILES = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to anybody when a file is ready
@@ -52,43 +46,35 @@ _EVERYWHERE = {
 }  # fmt: skip
 _CLONE3 = 435
 
+# What a program is refused, and a box is not: it has several processes, which may reach each other.
 _NOT_IN_BOXES = frozenset(
-    {
-        "socket",
-        "fork",
-        "vfork",
-        "execve",
-        "execveat",
-        "kill",
-        "tkill",
-        "rt_sigqueueinfo",
-        "rt_tgsigqueueinfo",
-        "get_robust_list",
-        "setpriority",
-        "ioprio_set",
-        "membarrier",
-        "sync",
-        "syncfs",
-        "ptrace",
-        "process_vm_readv",
-        "process_vm_writev",
-        "memfd_create",
-        "shmget",
-        "semget",
-        "msgget",
-        "mq_open",
-        "chroot",
-        "name_to_handle_at",
-        "mknod",
-        "mknodat",
-        "pidfd_send_signal",
-        "pidfd_open",
-        "pidfd_getfd",
-        "process_madvise",
-        "process_mrelease",
-    }
+    (
+        *(
+            "socket",
+            "fork",
+            "vfork",
+            "execve",
+            "execveat",
+            "kill",
+            "tkill",
+            "rt_sigqueueinfo",
+            "mknod",
+            "mknodat",
+        ),
+        *(
+            "rt_tgsigqueueinfo",
+            "get_robust_list",
+            "setpriority",
+            "ioprio_set",
+            "membarrier",
+            "sync",
+            "syncfs",
+        ),
+        *("ptrace", "process_vm_readv", "process_vm_writev", "memfd_create", "shmget", "semget", "msgget"),
+        *("mq_open", "chroot", "name_to_handle_at", "pidfd_send_signal", "pidfd_open", "pidfd_getfd"),
+        *("process_madvise", "process_mrelease"),
+    )
 )
-"""What a program is refused, and a box is not: it has several processes, which may reach each other."""
 
 _Instruction = tuple[int, int, int, int]
 
@@ -246,9 +232,8 @@ def protect() -> None:
 def confine(config: dict[str, Any], seconds: int | None = None) -> None:
     """Give this process, a child of the supervisor, its limits and for good its rights, which are few.
 
-    Args:
-        config: ``memory_bytes``, ``file_bytes``, ``open_files``; ``user``: the id to become, or None;
-            ``filter``: whether to refuse system calls.
+    ``config`` has ``memory_bytes``, ``file_bytes``, ``open_files``; ``user``: the id to become, or None;
+    ``filter``: whether to refuse system calls. ``seconds`` of processor time, or no limit.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _set_limits(config, seconds)

@@ -1,14 +1,9 @@
 """The supervisor: it answers the requests of the process outside, and runs none of the code that they bring.
 
 Messages are lines of ASCII JSON on the socket that is the standard input, each followed by as many bytes as
-it says in ``sizes``, for texts that may be long. The first one is the configuration, answered by
-``{"ready": true}``. Then come requests, each answered once:
-
-- ``execute``: code in a namespace that lasts, in a child that lasts as well (`Session`);
-- ``run``: a program in a child of its own (`Program`).
-
-A child is confined before any of its code runs. Its output is read as bytes from files, up to the limit of
-the request, and its time is measured here.
+it says in ``sizes``. The first one is the configuration, answered by ``{"ready": true}``. Then come requests,
+each answered once: ``execute``, code in a namespace and a child that last (`Session`); ``run``, a program in
+a child of its own (`Program`). A child is confined before any of its code runs.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ def nameless_file() -> io.FileIO:
 
 
 def replace(file: io.FileIO, data: bytes) -> None:
+    """Make data the whole content of a file."""
     os.ftruncate(file.fileno(), 0)
     os.pwrite(file.fileno(), data, 0)
 
@@ -59,7 +60,6 @@ class Output:
         self._empty()  # of what was left in a buffer when its file was full
 
     def flush(self) -> None:
-        """Write out what is in buffers, of the present streams and of the first ones."""
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             try:
                 stream.flush()  # type: ignore[union-attr]
@@ -71,12 +71,10 @@ class Output:
         return out, err
 
     def start(self, limit: int) -> tuple[bytes, bytes]:
-        """The first ``limit`` bytes of each."""
         out, err = (start_of(file, limit) for file in self._files)
         return out, err
 
     def end_of_errors(self, limit: int) -> bytes:
-        """The last ``limit`` bytes of standard error."""
         return os.pread(self._files[1].fileno(), limit, max(0, self.sizes()[1] - limit))
 
     def _empty(self) -> None:
@@ -88,11 +86,8 @@ class Output:
 def _working(stream: io.TextIOBase | None, descriptor: int) -> io.TextIOWrapper:
     if isinstance(stream, io.TextIOWrapper) and not stream.closed:
         return stream
-    return io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
-        encoding="utf-8",
-        errors="backslashreplace",
-    )
+    raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace")
 
 
 def describe(error: BaseException) -> str:

@@ -23,13 +23,8 @@ from .watch import REASONS, Watch
 
 
 class Program:
-    """One run of a program.
-
-    Args:
-        request: ``code``, ``function``, ``arguments``, ``timeout``, ``output_limit``.
-        namespace: names that it finds without importing them. They are not its own: where a function is
-            asked for, it has to be the program's.
-    """
+    """One run of a program, which finds the names of ``namespace`` without importing them. They are not its
+    own: where a function is asked for, it has to be the program's."""
 
     def __init__(self, request: dict[str, Any], stdin: bytes, namespace: dict[str, Any]) -> None:
         self._request = request
@@ -40,14 +35,12 @@ class Program:
         replace(self._stdin, stdin)
 
     def prepare(self, config: dict[str, Any]) -> None:
-        """Make this process, which was forked for it, the program's own."""
         os.dup2(self._stdin.fileno(), 0)
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open to the end
         self._output.capture()
         confine(config, math.ceil(self._request["timeout"]) + 1)
 
     def run(self) -> None:
-        """Run it, in its own process and last of all."""
         name = "__main__" if self._request["function"] is None else "solution"
         module = types.ModuleType(name)
         sys.modules[name] = module
@@ -110,11 +103,8 @@ class Program:
                 os.kill(self._child, signal.SIGKILL)
                 os.waitpid(self._child, 0)
                 reason = "" if excess == "time" else f"\nkilled: {REASONS[excess]}"
-                return {
-                    "status": -signal.SIGKILL,
-                    "timed_out": excess == "time",
-                    "starved": excess == "machine",
-                }, reason.encode()
+                ending = {"timed_out": excess == "time", "starved": excess == "machine"}
+                return {"status": -signal.SIGKILL, **ending}, reason.encode()
             time.sleep(self._watch.nap)
 
 

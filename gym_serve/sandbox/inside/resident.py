@@ -1,9 +1,8 @@
 """The first process of a box: it mounts the box's root, and then executes commands in it.
 
-It is started by ``bwrap`` in namespaces of its own, beside a Python that the box never sees: its first act is
-to make the box's root, an overlay, its own root, and to let go of the other one. What it is asked for comes
-on the socket that is its standard input. When that ends, it ends, and with it all that the box had: its
-processes, its mounts, its files.
+Its first act, in namespaces that ``bwrap`` has made, is to make the box's root, an overlay, its own root, and
+to let go of the other one. What it is asked for comes on the socket that is its standard input. When that
+ends, it ends, and with it all that the box had: its processes, its mounts, its files.
 
 A command is a child that gives up its rights before it executes. It sees of this process neither memory nor
 files, and the kernel delivers it no signal from inside. The few rights that a command of root keeps are about
@@ -29,8 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+# Of a reply: number of the request, status, how it ended, sizes of output and errors, which follow.
 REPLY = struct.Struct("=IiBQQ")
-"""Of a reply: number of the request, status, how it ended, sizes of output and errors, which follow."""
 
 EXITED, OUT_OF_TIME, OUT_OF_MEMORY, NOT_STARTED = range(4)  # how a command ended
 
@@ -40,8 +39,8 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 24, 22, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION = 0x20080522
+# CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SETFCAP
 _KEPT = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 8, 10, 31))
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SETFCAP."""
 
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _EMPTY = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/sched_debug")
@@ -55,6 +54,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
+    """Serve until the socket ends."""
     config = marshal.loads(_message(0) or b"")
     try:
         _mount(config)
@@ -162,11 +162,7 @@ def _call(function: Any, *arguments: Any, what: str = "") -> None:
 
 
 class Output:
-    """The start and the end of what a command writes.
-
-    Args:
-        limit: bytes that are kept at most.
-    """
+    """The start and the end of what a command writes, ``limit`` bytes at most."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -185,11 +181,8 @@ class Output:
         if self.size <= self._limit:
             return self._start + self._end
         end = self._end[-(self._limit // 2) :]
-        return b"%s\n... (%d bytes are left out) ...\n%s" % (
-            self._start,
-            self.size - len(self._start) - len(end),
-            end,
-        )
+        left_out = self.size - len(self._start) - len(end)
+        return b"%s\n... (%d bytes are left out) ...\n%s" % (self._start, left_out, end)
 
 
 class Command:
@@ -561,7 +554,6 @@ def _signal_to(process: int, signal: int) -> None:
 
 
 def _message(file: int) -> bytes | None:
-    """The next message; None at the end."""
     size = _exactly(file, 8)
     return None if size is None else _exactly(file, int.from_bytes(size, "little"))
 

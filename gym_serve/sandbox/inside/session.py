@@ -135,12 +135,10 @@ class Session:
     # The child's side
 
     def prepare(self, config: dict[str, Any]) -> None:
-        """Make this process, which was forked for it, the session's own."""
         self._ours.close()
         confine(config)
 
     def run(self) -> None:
-        """Execute what is asked for, until the parent ends."""
         interpreter = Interpreter(self._namespace, self._output)
         while self._theirs.recv(1):
             request = json.loads(start_of(self._request, os.fstat(self._request.fileno()).st_size))
@@ -162,8 +160,7 @@ class Session:
 
     def execute(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         """Have code executed: the texts are ``stdout``, ``stderr``, ``error`` and ``=`` with the result.
-        Returns with ``ended`` where the child did not survive it: says how it ended, and no text.
-        """
+        ``ended`` says how the child ended where it did not survive it, and then there is no text."""
         for file in (self._result, self._error, self._trace):
             replace(file, b"")
         replace(self._request, json.dumps(request).encode())
@@ -178,9 +175,8 @@ class Session:
             return ended
         os.kill(self._child, signal.SIGSTOP)
         limit = request["output_limit"]
-        texts = [
-            _noted(*text, limit) for text in zip(self._output.start(limit), self._output.sizes(), strict=True)
-        ]
+        outputs = zip(self._output.start(limit), self._output.sizes(), strict=True)
+        texts = [_noted(*text, limit) for text in outputs]
         return {"ended": None, "starved": False}, [
             texts[0],
             texts[1] + start_of(self._trace, 4 * MAX_TRACEBACK),

@@ -34,11 +34,8 @@ _LINUX = sys.platform == "linux"
 
 
 class Watch:
-    """The time of a process since now.
-
-    Args:
-        folder: a file system of its own, where it may make files; None for no such limit.
-    """
+    """The time of a process since now, and its files in ``folder``, a file system of its own, if it has
+    one."""
 
     def __init__(self, process: int, folder: str | None = None) -> None:
         self._process = process
@@ -51,7 +48,6 @@ class Watch:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start, by the clock on the wall."""
         return time.monotonic() - self._started
 
     @property

@@ -2,8 +2,7 @@
 
 The trainer takes samples from a queue, which a thread of its process fills with the groups of `Gym.stream`:
 rows are drawn without end, and no group is older than ``max_staleness``. After every ``weight_sync_steps``
-the trainer stops the engine between two tokens, sends its weights and lets it go on; no rollout is lost by
-that.
+the trainer stops the engine between two tokens, sends its weights and lets it go on.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ class RolloutWorker:
     Args:
         max_staleness: how many updates of the weights old a group may be when the trainer takes it.
         model: the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
-        **options: see `RolloutOptions`; without ``repeats``. ``concurrency`` says how many rollouts
-
-    Raises:
-        BadRequest: the model takes no weights, or the agents have several.
-        InvalidRequest: a row cannot be used, or there is none.
+        **options: see `RolloutOptions`; without ``repeats``.
     """
 
     def __init__(
@@ -89,7 +84,6 @@ class RolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Nothing, or an error. Raises `Unavailable`: the rollouts have ended."""
         if self._error is not None:
             raise Unavailable(f"no rollouts any more: {self._error}") from self._error
         if self._thread is None or not self._thread.is_alive():

@@ -1,9 +1,8 @@
 """`environment_factory`: any environment of a graph for the tool loop of TRL itself.
 
-With it TRL generates, parses calls and runs tools; the environment keeps sessions and scores. TRL knows tools
-as methods with annotations and docstrings, so each tool of the environment becomes such a method, made from
-its schema. The reward is given by `environment_reward`, which sees the whole completion: many verifiers score
-the last answer, which an environment of TRL's own (``get_reward``) does not get to see.
+TRL generates, parses calls and runs tools; the environment keeps sessions and scores. Each tool becomes a
+method with annotations and a docstring, as TRL knows tools. `environment_reward` sees the whole completion:
+many verifiers score the last answer, which an environment of TRL's own (``get_reward``) does not get to see.
 """
 
 from __future__ import annotations
@@ -32,40 +31,29 @@ def environment_factory(gym: Gym, environment: str) -> Callable[[], Any]:
     """The ``environment_factory`` of a `GRPOTrainer` whose tools are those of an environment of a graph.
 
     Give the trainer `environment_reward` as its ``reward_funcs``, and `dataset` as its data. The graph needs
-    neither model nor agent.
-
-    Raises:
-        NotFound: the graph has no such environment.
-        GymError: the environment cannot be asked for its tools.
+    neither model nor agent. Raises `NotFound` if the graph has no such environment.
     """
     known = gym.graph.get("resources") or {}
     if environment not in known:
         raise NotFound(f"no environment {environment!r} in {gym.name}; it has {', '.join(known) or 'none'}")
     operations: JSON = gym.call(environment, DESCRIBE)
-    tools = {
-        op.removeprefix(_TOOLS): _method(
-            op.removeprefix(_TOOLS), operation["summary"], operation["request"] or {}
-        )
-        for op, operation in operations.items()
-        if op.startswith(_TOOLS)
-    }
+    tools = {op.removeprefix(_TOOLS): each for op, each in operations.items() if op.startswith(_TOOLS)}
+    methods = {name: _method(name, each["summary"], each["request"] or {}) for name, each in tools.items()}
     client = EnvironmentClient(gym._core.transport(environment))
-    return type(
-        environment, (SessionEnvironment,), {**tools, "_client": client, "__doc__": f"{environment}."}
-    )
+    fields = {**methods, "_client": client, "__doc__": f"{environment}."}
+    return type(environment, (SessionEnvironment,), fields)
 
 
 async def environment_reward(
     prompts: Sequence[Any], completions: Sequence[Any], *, environments: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """The reward function of a `GRPOTrainer` with `environment_factory`: the environment's verdict. Returns n
-    rewards; None where the environment failed, which TRL then leaves out.
-    """
-    return await asyncio.gather(*map(_verified, environments, completions))
+    """The reward function of a `GRPOTrainer` with `environment_factory`: the environment's verdict; None
+    where it failed, which TRL then leaves out."""
 
+    async def verified(environment: SessionEnvironment, completion: Any) -> float | None:
+        return await loop.run(environment._verify(completion))
 
-async def _verified(environment: SessionEnvironment, completion: Any) -> float | None:
-    return await loop.run(environment._verify(completion))
+    return await asyncio.gather(*map(verified, environments, completions))
 
 
 class SessionEnvironment:

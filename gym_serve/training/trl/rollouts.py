@@ -1,13 +1,9 @@
 """`rollout_func`: rollouts of a graph for TRL's `GRPOTrainer`.
 
-TRL hands a rollout function prompts, and wants one completion for each. What lies between the two is the same
-for every run, and stands here:
-
-- The engine in the graph gets the trainer's weights before it generates, whenever they have changed.
-- A prompt is all that TRL passes on, so the row of each is found again in the trainer's dataset.
-- Tokens, mask and log-probabilities are those of `samples`: what the model saw and wrote, with the tokens of
-  tools masked.
-- A failed rollout is masked and has no reward: it neither trains nor moves the mean of its group.
+The engine in the graph gets the trainer's weights before it generates, whenever they have changed. A prompt
+is all that TRL passes on, so the row of each is found again in the trainer's dataset. Tokens, mask and
+log-probabilities are those of `samples`. A failed rollout is masked and has no reward: it neither trains nor
+moves its group's mean.
 """
 
 from __future__ import annotations
@@ -42,21 +38,16 @@ ROW = "row"  # the column of `dataset` that holds a row as JSON
 
 
 def dataset(rows: Rows) -> Dataset:
-    """Rows as a dataset for TRL: their prompts, and beside each its row as JSON.
-
-    Raises:
-        InvalidRequest: a row cannot be used; it names the place.
-        ModuleNotFoundError: TRL's packages are missing: ``pip install 'gym-serve[trl]'``.
-    """
+    """Rows as a dataset for TRL: their prompts, and beside each its row as JSON. Raises `InvalidRequest` with
+    the place of a row that cannot be used."""
     try:
         from datasets import Dataset
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "dataset needs datasets: pip install 'gym-serve[trl]'", name=error.name
-        ) from error
-    found = checked_rows(rows)
-    prompts = [messages_of(row["responses_create_params"]) for row in found]
-    return Dataset.from_dict({"prompt": prompts, ROW: [orjson.dumps(row).decode() for row in found]})
+        problem = "dataset needs datasets: pip install 'gym-serve[trl]'"
+        raise ModuleNotFoundError(problem, name=error.name) from error
+    checked = checked_rows(rows)
+    prompts = [messages_of(row["responses_create_params"]) for row in checked]
+    return Dataset.from_dict({"prompt": prompts, ROW: [orjson.dumps(row).decode() for row in checked]})
 
 
 def rollout_func(gym: Gym, *, model: str | None = None, **options: Unpack[RolloutOptions]) -> RolloutFunc:
@@ -66,17 +57,11 @@ def rollout_func(gym: Gym, *, model: str | None = None, **options: Unpack[Rollou
     `rollout_reward` as its ``reward_funcs``, alone or beside others, and `dataset` as its data. A dataset of
     your own will do if its columns are the keys of rows.
 
-    Args:
-        model: the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
-
-    Raises:
-        BadRequest: the model takes no weights, or the agents have several.
-        InvalidRequest: ``repeats`` is given.
+    ``model`` is the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
     """
     if "repeats" in options:
-        raise InvalidRequest(
-            "`repeats` must be left out: `num_generations` of GRPOConfig says how many rollouts"
-        )
+        problem = "must be left out: `num_generations` of GRPOConfig says how many rollouts"
+        raise InvalidRequest(f"`repeats` {problem}")
     return RolloutFunc(gym, trained_model(gym, model), options)
 
 
@@ -90,8 +75,7 @@ def rollout_reward(
     **columns: Any,
 ) -> list[float | None]:
     """The reward function of a `GRPOTrainer` with `rollout_func`: each completion has the reward of its
-    rollout. Returns n rewards; None for a failed rollout, which TRL then leaves out.
-    """
+    rollout; None for a failed rollout, which TRL then leaves out."""
     for name, value in rollout_metrics[0].items():
         log_metric(name, value)
     return rollout_reward
@@ -109,12 +93,7 @@ class RolloutFunc:
         self._tasks = 0
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Rollouts of a batch.
-
-        Returns:
-            ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``env_mask`` (n lists each), and for the
-            reward function ``rollout_reward`` (n numbers, None for a failed one) and ``rollout_metrics``.
-        """
+        """Rollouts of a batch: lists for each of n prompts, and what `rollout_reward` is given."""
         begun = time.monotonic()
         step = self._push(trainer)
         pushed = time.monotonic()
@@ -134,7 +113,6 @@ class RolloutFunc:
         }
 
     def _push(self, trainer: Any) -> int:
-        """Give the engine the trainer's weights, if they have changed since the last time."""
         step: int = trainer.state.global_step
         if step != self._step:
             if hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_adapter"):
@@ -160,15 +138,14 @@ class RolloutFunc:
         return [rollout for rollouts in found for rollout in rollouts]
 
     def _asked(self, prompts: list[Any], trainer: Any) -> list[tuple[JSON, int]]:
-        """The rows of the prompts, each with the number of its rollouts."""
         if self._rows is None:
             self._rows = _RowsByPrompt([trainer.train_dataset, trainer.eval_dataset])
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-        found: list[tuple[JSON, int]] = []
+        asked: list[tuple[JSON, int]] = []
         for key, same in groupby(map(_key, prompts)):
             row, count = self._rows.find(key), len(list(same))
-            found += [(row, min(size, count - at)) for at in range(0, count, size)]
-        return found
+            asked += [(row, min(size, count - at)) for at in range(0, count, size)]
+        return asked
 
     def _params(self, trainer: Any) -> dict[str, Any]:
         """How the policy is sampled: as the trainer computes its probabilities."""
@@ -183,7 +160,6 @@ class RolloutFunc:
         return {**own, "temperature": args.temperature, "top_p": args.top_p}
 
     def _trained(self, rollouts: list[JSON], trainer: Any) -> list[TrainingSample]:
-        """The one sample of each rollout that TRL takes."""
         pad = trainer.processing_class.pad_token_id
         cut = [samples(rollout, pad_token_id=pad) for rollout in rollouts]
         if left := sum(map(len, cut)) - len(cut):
@@ -196,22 +172,18 @@ class RolloutFunc:
 
 
 def checked_rows(rows: Rows) -> list[JSON]:
-    """Rows with their ``responses_create_params``.
-
-    Raises:
-        InvalidRequest: a row cannot be used; it names the place.
-    """
-    found: list[JSON] = []
-    for where, given, problem in read_rows(rows):
-        if given is None:
+    """Rows with their ``responses_create_params``; `InvalidRequest` with the place of one that cannot be
+    used."""
+    checked: list[JSON] = []
+    for where, row, problem in read_rows(rows):
+        if row is None:
             raise InvalidRequest(f"{where}: {problem}")
         try:
-            row = with_prompt(given)
-            check_row(row)
+            check_row(row := with_prompt(row))
         except GymError as error:
             raise InvalidRequest(f"{where}: {error.message}") from None
-        found.append(row)
-    return found
+        checked.append(row)
+    return checked
 
 
 def messages_of(params: JSON) -> list[JSON]:
@@ -252,9 +224,8 @@ class _RowsByPrompt:
 
     def _add(self, examples: Any) -> None:
         if not hasattr(examples, "__getitem__"):
-            raise InvalidRequest(
-                "the dataset must not be streamed: rollout_func finds rows by their prompts in it"
-            )
+            problem = "must not be streamed: rollout_func finds rows by their prompts in it"
+            raise InvalidRequest(f"the dataset {problem}")
         for index, example in enumerate(examples):
             key = _key(example["prompt"])
             if key in self._places and self.find(key) != row_of(example):

@@ -3,15 +3,6 @@
 Pure functions on decoded JSON: they do no I/O, never change what they are given, and build plain
 dicts. What one protocol cannot say in the other raises `BadRequest` with its place in the body; an
 answer of a backend that makes no sense raises `Unavailable`.
-
-    request    responses_to_chat   chat_to_params    message_to_params   apply_sampling   inline_audio
-               input_form
-    answer     chat_to_response    response_to_chat  response_to_message   context_overflow_response
-               check_completion    check_response    responses_usage       usage_sum
-    stream     ResponseStream      ChunkJoiner       MessageStream       CompletionStream
-               responses_sse       chat_sse          read_events
-    finished   response_events     chat_chunks       message_events      item_events
-               FINAL_EVENTS        final_event       event_object
 """
 
 from gym_serve.types.protocols.answers import (

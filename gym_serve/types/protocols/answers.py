@@ -11,8 +11,10 @@ failure: the answer is an empty response, incomplete for ``max_output_tokens``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import msgspec
 
 from gym_serve.types.errors import BadRequest, Unavailable
 from gym_serve.types.protocols.content import content_refusal, content_text, seconds, shown
@@ -30,45 +32,36 @@ from gym_serve.types.protocols.tokens import (
 )
 from gym_serve.types.requests import JSON
 
-_TEXTS = ("refusal", "reasoning_content", "reasoning")
-_MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "function_call", "audio", *_TEXTS})
+_MESSAGE_KEYS = frozenset(
+    ("role", "content", "tool_calls", "function_call", "audio", "refusal", "reasoning_content", "reasoning")
+)
 _COMPLETE = (None, "completed", "incomplete")
 
 
 def check_completion(completion: Any) -> JSON:
     """The first choice of a chat completion. Raises `Unavailable`: the answer is none, or its generation was
-    aborted, as engines do when their weights are replaced: a part is not the model's answer.
-    """
+    aborted, as engines do when their weights are replaced: a part is not the model's answer."""
     choices = completion.get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices:
         raise Unavailable(f"the backend's answer is not a chat completion: {shown(completion)}")
     for index, choice in enumerate(choices):
         if problem := _choice_problem(choice):
-            raise Unavailable(f"the backend's answer is not a chat completion: choices[{index}]{problem}")
+            raise Unavailable(f"the backend's answer is not a chat completion: choices[{index}]: {problem}")
         _check_ended(choice)
     first: JSON = choices[0]
     return first
 
 
 def check_delta(choice: Any) -> None:
-    """Raise `Unavailable` if a choice of a chat stream's chunk is malformed, or its generation was
-    aborted.
-    """
-    problem = _mismatch(choice, dict, "")
-    if problem is None:
-        problem = _mismatch(choice.get("index"), int, ".index", optional=True)
-        if problem is None and (delta := choice.get("delta")) is not None:
-            problem = _message_problem(delta, ".delta", partial=True)
-        problem = problem or _rest_problem(choice)
-    if problem:
-        raise Unavailable(f"the backend's stream has a malformed choice: choices[]{problem}")
+    """Raise `Unavailable` if a chunk's choice is malformed, or its generation was aborted."""
+    if problem := _chunk_problem(choice):
+        raise Unavailable(f"the backend's stream has a malformed choice: {problem}")
     _check_ended(choice)
 
 
 def check_response(response: Any, who: str = "the model") -> JSON:
     """``response``, if it is a finished Response, by a model or by an agent for a whole episode; or raises
-    `Unavailable`.
-    """
+    `Unavailable`."""
     output = response.get("output") if isinstance(response, dict) else None
     if not isinstance(output, list):
         raise Unavailable(f"{who} did not answer a Response object: {shown(response)}")
@@ -80,7 +73,7 @@ def check_response(response: Any, who: str = "the model") -> JSON:
         raise Unavailable(f"{who}'s `incomplete_details` must be an object, got {shown(details)}")
     for index, item in enumerate(output):
         if problem := _item_problem(item):
-            raise Unavailable(f"{who} did not answer a Response object: output[{index}]{problem}")
+            raise Unavailable(f"{who} did not answer a Response object: output[{index}]: {problem}")
     whole: JSON = response
     return whole
 
@@ -90,137 +83,121 @@ def _check_ended(choice: JSON) -> None:
         raise Unavailable(f"the backend gave the generation up (finish_reason {choice['finish_reason']!r})")
 
 
-# Each function below returns the place of the first problem and what is wrong there, or None.
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | list[_Part] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[Any] | None = None
+    refusal: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _ChunkChoice(msgspec.Struct):
+    delta: _Message | None = None
+    index: int | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Call(msgspec.Struct):
+    id: str | None = None
+    index: int | None = None
+
+
+class _PartOfFunction(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _MessageItem(msgspec.Struct):
+    role: str
+    content: str | list[_Part]
+
+
+class _CallItem(msgspec.Struct):  # a name is any JSON: see `_calls_problem`
+    call_id: str
+    arguments: str
+
+
+class _ReasoningItem(msgspec.Struct):
+    summary: list[_Part] | None = None
+    content: list[_Part] | None = None
+    encrypted_content: str | None = None
+
+
+_ITEMS = {"message": _MessageItem, "function_call": _CallItem, "reasoning": _ReasoningItem}
+
+
+# Each function below returns what is wrong, with its place, or None.
+
+
+def _mismatch(value: Any, form: Any) -> str | None:
+    try:
+        msgspec.convert(value, form)
+    except msgspec.ValidationError as error:
+        return f"{error}, in {shown(value)}"
+    return None
 
 
 def _choice_problem(choice: Any) -> str | None:
-    if problem := _mismatch(choice, dict, ""):
+    if problem := _mismatch(choice, _Choice):
         return problem
-    message = choice.get("message")
-    if isinstance(message, dict) and not message.keys() & _MESSAGE_KEYS:
-        return f".message is empty: {shown(message)}"
-    return _message_problem(message, ".message") or _rest_problem(choice)
+    message = choice["message"]
+    if not message.keys() & _MESSAGE_KEYS:
+        return f"its message is empty: {shown(message)}"
+    return _calls_problem(message, whole=True) or _logprobs_problem(choice)
 
 
-def _rest_problem(choice: JSON) -> str | None:
-    logprobs = choice.get("logprobs")
-    if problem := _mismatch(choice.get("finish_reason"), str, ".finish_reason", optional=True):
+def _chunk_problem(choice: Any) -> str | None:
+    if problem := _mismatch(choice, _ChunkChoice):
         return problem
-    if logprobs is None:
-        return None
-    if problem := _mismatch(logprobs, dict, ".logprobs"):
-        return problem
-    for key in ("content", "refusal"):
-        entries = logprobs.get(key)
-        if entries is not None and not (isinstance(entries, list) and set(map(type, entries)) <= {dict}):
-            return f".logprobs.{key} must be a list of objects, got {shown(entries)}"
+    return _calls_problem(choice.get("delta") or {}, whole=False) or _logprobs_problem(choice)
+
+
+def _logprobs_problem(choice: JSON) -> str | None:
+    logprobs = choice.get("logprobs") or {}
+    for entries in (logprobs.get(key) or () for key in ("content", "refusal")):
+        if not set(map(type, entries)) <= {dict}:
+            return f"its logprobs must be lists of objects, got {shown(entries)}"
     return None
 
 
-def _message_problem(message: Any, where: str, *, partial: bool = False) -> str | None:
-    """``partial``: it is a part of a message, whose calls need not be whole."""
-    if problem := _mismatch(message, dict, where):
-        return problem
-    content = message.get("content")
-    if content is not None and not isinstance(content, str) and (problem := _parts_problem(content)):
-        return f"{where}.content{problem}"
-    for key in _TEXTS:
-        if problem := _mismatch(message.get(key), str, f"{where}.{key}", optional=True):
-            return problem
-    calls = message.get("tool_calls")
-    if problem := _mismatch(calls, list, f"{where}.tool_calls", optional=True):
-        return problem
-    for index, call in enumerate(calls or ()):
-        if problem := _call_problem(call, partial=partial):
-            return f"{where}.tool_calls[{index}]{problem}"
-    return None
-
-
-def _call_problem(call: Any, *, partial: bool) -> str | None:
-    if problem := _mismatch(call, dict, ""):
-        return problem
-    for key, kind in (("id", str), ("index", int)):
-        if problem := _mismatch(call.get(key), kind, f".{key}", optional=True):
-            return problem
-    # Of any other type than `function`, the object has the name of the type.
-    function = call.get("function", call.get(str(call.get("type"))))
-    if function is None and partial:
-        return None
-    if problem := _mismatch(function, dict, ".function"):
-        return problem
-    # Name and arguments of a whole call are the model's: a backend may decode what it wrote, to any JSON.
-    for key in ("name", "arguments") if partial else ():
-        if problem := _mismatch(function.get(key), str, f".function.{key}", optional=True):
-            return problem
+def _calls_problem(message: JSON, *, whole: bool) -> str | None:
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        problem = _mismatch(call, _Call)
+        if problem is None:
+            # Of any other type than `function`, the object has the name of the type. Name and arguments of a
+            # whole call are the model's: a backend may decode what it wrote, to any JSON.
+            function = call.get("function", call.get(str(call.get("type"))))
+            problem = _mismatch(function, dict if whole else Optional[_PartOfFunction])  # noqa: UP045
+        if problem:
+            return f"tool_calls[{index}]: {problem}"
     return None
 
 
 def _item_problem(item: Any) -> str | None:
-    if problem := _mismatch(item, dict, ""):
+    if problem := _mismatch(item, dict):
         return problem
     kind = item.get("type", "message")
-    if problem := _mismatch(kind, str, ".type"):
+    if problem := _mismatch(kind, str) or (_mismatch(item, _ITEMS[kind]) if kind in _ITEMS else None):
         return problem
-    problem_of = _ITEMS.get(kind)
-    if problem_of is not None and (problem := problem_of(item)):
-        return problem
-    for key in TOKEN_KEYS:
-        if item.get(key) is not None:
-            problem = tokens_problem(item)
-            return problem and f": {problem}"
-    return None
-
-
-def _message_item_problem(item: JSON) -> str | None:
-    if problem := _mismatch(item.get("role"), str, ".role"):
-        return problem
-    content = item.get("content")
-    if not isinstance(content, str) and (problem := _parts_problem(content)):
-        return f".content{problem}"
-    return None
-
-
-def _call_item_problem(item: JSON) -> str | None:
-    for key in ("call_id", "arguments"):  # a name is any JSON: see `_call_problem`
-        if problem := _mismatch(item.get(key), str, f".{key}"):
-            return problem
-    return None
-
-
-def _reasoning_item_problem(item: JSON) -> str | None:
-    for key in ("summary", "content"):
-        parts = item.get(key)
-        if parts is not None and (problem := _parts_problem(parts)):
-            return f".{key}{problem}"
-    return _mismatch(item.get("encrypted_content"), str, ".encrypted_content", optional=True)
-
-
-def _parts_problem(parts: Any) -> str | None:
-    if not isinstance(parts, list):
-        return f" must be a string or a list of parts, got {shown(parts)}"
-    for index, part in enumerate(parts):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            return f"[{index}] must be a part, an object with a type, got {shown(part)}"
-        for key in ("text", "refusal"):
-            if problem := _mismatch(part.get(key), str, f"[{index}].{key}", optional=True):
-                return problem
-    return None
-
-
-_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string", int: "an integer"}
-
-
-def _mismatch(value: Any, kind: type, place: str, *, optional: bool = False) -> str | None:
-    if (optional and value is None) or (isinstance(value, kind) and not isinstance(value, bool)):
-        return None
-    return f"{place} must be {_NAMES[kind]}, got {shown(value)}"
-
-
-_ITEMS: dict[str, Callable[[JSON], str | None]] = {
-    "message": _message_item_problem,
-    "function_call": _call_item_problem,
-    "reasoning": _reasoning_item_problem,
-}
+    return tokens_problem(item) if any(item.get(key) is not None for key in TOKEN_KEYS) else None
 
 
 # Parameters of the request that OpenAI's Response repeats.

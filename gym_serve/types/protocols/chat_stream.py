@@ -68,7 +68,6 @@ class CompletionStream:
         self._reasoning: tuple[Any, ...] | None = None
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The chunks that an event of a Responses stream leads to, in order."""
         if not self._head:
             self._head = self._begun(event.get("response"))
             yield self._chunk({"role": "assistant", "content": ""})
@@ -137,8 +136,7 @@ class ChunkJoiner:
     def add(self, chunk: Any) -> JSON:
         """Take a chunk, and return it in OpenAI's form: a ``delta`` where some backends have a ``message``,
         and each call with an index of its own where they have none, or the same for all. Its texts are
-        `Pieces`. Raises `Unavailable` if it tells of a failure.
-        """
+        `Pieces`. Raises `Unavailable` if it tells of a failure."""
         if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
             error = chunk.get("error") if isinstance(chunk, dict) else None
             raise Unavailable(f"the backend's stream failed: {shown(error or chunk)}")

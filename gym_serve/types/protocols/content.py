@@ -31,8 +31,7 @@ _REPR.maxstring = _REPR.maxother = 200
 
 def json_text(value: Any, where: str) -> str:
     """``value`` as JSON text, spaced as models write it themselves; integers may be of any size. Raises
-    `BadRequest` if it has no JSON form, or is nested too deeply.
-    """
+    `BadRequest` if it has no JSON form, or is nested too deeply."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -274,8 +273,7 @@ class ThinkSplitter:
 
 def inline_audio(chat: Mapping[str, Any]) -> JSON:
     """``chat`` with the ``data:`` URL of ``metadata.audio_data``, if there is one, moved into the last user
-    message, before the text, as audio models expect. Raises `BadRequest`.
-    """
+    message, before the text, as audio models expect. Raises `BadRequest`."""
     metadata = chat.get("metadata")
     url = metadata.get("audio_data") if isinstance(metadata, dict) else None
     if not url or not isinstance(metadata, dict):

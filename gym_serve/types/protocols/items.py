@@ -36,6 +36,7 @@ def new_id(prefix: str) -> str:
 
 
 def message_item(text: str, refusal: str = "") -> JSON:
+    """An assistant's output message."""
     content: list[JSON] = []
     if text or not refusal:
         content.append({"type": "output_text", "text": text, "annotations": []})
@@ -78,8 +79,7 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
 
 def answer_items(output: list[Any]) -> list[Any]:
     """What the model said last: the items after the last tool output. (The calls before that were already
-    run, and must not be run again.)
-    """
+    run, and must not be run again.)"""
     start = len(output)
     while start > 0 and is_answer(output[start - 1]):
         start -= 1

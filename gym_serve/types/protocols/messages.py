@@ -67,17 +67,14 @@ def _content_blocks(item: Mapping[str, Any]) -> list[JSON]:
     kind = item.get("type", "message")
     if kind == "message":
         content = item.get("content")
-        texts = map(_said, content) if isinstance(content, list) else [content_text(content)]
+        parts = [[part] for part in content] if isinstance(content, list) else [content]
+        texts = [content_text(part) + content_refusal(part) for part in parts]
         return [{"type": "text", "text": text, "citations": None} for text in texts if text]
     if kind == "reasoning":
         return _thinking(item)
     call_id = str(item.get("call_id") or item.get("id") or new_id("toolu"))
     name, arguments = str(item.get("name") or ""), tool_input(item.get("arguments"))
     return [{"type": "tool_use", "id": call_id, "name": name, "input": arguments}]
-
-
-def _said(part: Any) -> str:
-    return content_text([part]) + content_refusal([part])
 
 
 def _thinking(item: Mapping[str, Any]) -> list[JSON]:
@@ -324,7 +321,6 @@ def _blocks_of(content: Any, where: str) -> list[JSON]:
 
 
 def _text_of(block: Mapping[str, Any], key: str, where: str) -> str:
-    """The text that a block must have."""
     return checked(block.get(key), str, f"{where}.{key}")
 
 
@@ -353,7 +349,6 @@ class MessageStream:
         self._content: list[JSON] = []
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The events that an event of a Responses stream leads to, in order."""
         if not self._started:
             self._started = True
             yield self._start(event)

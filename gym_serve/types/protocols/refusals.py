@@ -260,8 +260,7 @@ def refusal(
 
 def says_full(who: str, said: Any, secrets: Iterable[str] = ()) -> bool:
     """Whether an answer with status 200, or an event of a stream, says that the prompt does not fit. Raises
-    `GymError`: what else it says went wrong.
-    """
+    `GymError`: what else it says went wrong."""
     if not isinstance(said, dict) or (error := _error_in(said)) is None:
         return False
     refused = refusal(who, 200, {}, orjson.dumps({"error": error}).decode(), secrets)

@@ -124,7 +124,6 @@ def _set_tools(chat: JSON, params: Mapping[str, Any]) -> None:
 
 
 def _with_instructions(instructions: str, messages: list[JSON]) -> list[JSON]:
-    """One system message of the instructions and the leading system and developer messages."""
     leading = [instructions]
     rest = list(messages)
     while rest and rest[0]["role"] in ("system", "developer"):
@@ -216,7 +215,6 @@ class _Turn:
             self._tokens = item_tokens(item, where) or self._tokens
 
     def end(self) -> None:
-        """End the turn: another role follows, or nothing."""
         self._write()
         self._write()  # what was left for a further turn
 
@@ -389,8 +387,7 @@ def apply_sampling(
 
 def metadata_object(metadata: Any, key: str) -> JSON:
     """The object under ``metadata[key]``: a JSON string (as OpenAI's metadata wants it) or an object. Raises
-    `BadRequest` if it is neither.
-    """
+    `BadRequest` if it is neither."""
     value = metadata.get(key) if isinstance(metadata, dict) else None
     if isinstance(value, str) and value:
         try:

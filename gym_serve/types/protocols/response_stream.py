@@ -75,6 +75,7 @@ def event_object(event: Mapping[str, Any], key: str) -> JSON:
 
 
 def final_event(response: Mapping[str, Any]) -> JSON:
+    """The event that ends the stream of a response."""
     return {"type": _FINAL.get(str(response.get("status")), "response.completed"), "response": response}
 
 
@@ -254,7 +255,8 @@ class ResponseStream:
         field, event, index = _TEXT_EVENTS[kind]
         part[field] += text
         extra: JSON = {"logprobs": self._new_logprobs(part)} if kind == "message" else {}
-        yield {"type": event, **self._place(), index: 0, "delta": text, **extra}
+        place = {"item_id": item["id"], "output_index": len(self._output) - 1}
+        yield {"type": event, **place, index: 0, "delta": text, **extra}
 
     def _new_logprobs(self, part: JSON) -> list[JSON]:
         """Those that came since the last text, which is the first that they can stand on."""
@@ -311,9 +313,6 @@ class ResponseStream:
             yield from self._start(message_item(""))
         yield from self._close()
 
-    def _place(self) -> JSON:
-        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
-
 
 _TEXT_EVENTS = {
     "message": ("text", "response.output_text.delta", "content_index"),
@@ -326,13 +325,9 @@ def _reasoning() -> JSON:
     return {"id": new_id("rs"), "type": "reasoning", "summary": [{"type": "summary_text", "text": ""}]}
 
 
-def _refusal() -> JSON:
-    return {**message_item(""), "content": [{"type": "refusal", "refusal": ""}]}
-
-
 _EMPTY: dict[str, Callable[[], JSON]] = {
     "message": lambda: message_item(""),
-    "refusal": _refusal,
+    "refusal": lambda: {**message_item(""), "content": [{"type": "refusal", "refusal": ""}]},
     "reasoning": _reasoning,
 }
 

@@ -17,7 +17,6 @@ def _object(required: str, **properties: Any) -> JSON:
 
 
 def _maybe(schema: JSON) -> JSON:
-    """It may be null, which is the same as to leave it out."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 

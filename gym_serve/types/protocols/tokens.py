@@ -147,6 +147,7 @@ LOGPROBS = "message.output_text.logprobs"  # what ``include`` of a Responses bod
 
 
 def asks_for_logprobs(params: Mapping[str, Any]) -> bool:
+    """Whether a Responses body asks for log probabilities."""
     return bool(params.get("top_logprobs")) or includes_logprobs(params)
 
 

@@ -88,12 +88,8 @@ class Channel:
 
     @classmethod
     async def open(cls, address: Address, caller: str = "") -> Channel:
-        """Connect.
-
-        Raises:
-            ConnectError: the replica is gone, or leaving.
-            ConnectTimeoutError: it may be gone.
-        """
+        """Connect. Raises `ConnectError` if the replica is gone or leaving, `ConnectTimeoutError` if it
+        may be."""
         tls = caller_context()
         client = aiohttp.ClientSession()
         try:
@@ -122,9 +118,7 @@ class Channel:
     @classmethod
     @asynccontextmanager
     async def opened(cls, address: Address) -> AsyncIterator[Channel]:
-        """A connection for as long as the block lasts. Raises `ConnectError` or `ConnectTimeoutError`: see
-        `open`.
-        """
+        """A connection for as long as the block lasts; see `open`."""
         channel = await cls.open(address)
         try:
             yield channel
@@ -140,9 +134,8 @@ class Channel:
         return len(self._waiting)
 
     async def call(self, call: Call) -> Reply:
-        """Send a call and wait for its reply; cancelling the wait cancels the call at the replica. Raises
-        `NotDeliveredError` or `QueueFullError` or `ConnectionLostError` if there is no reply.
-        """
+        """Send a call and wait for its reply, or raise why there is none; cancelling cancels it at the
+        replica."""
         number, reply = self._begin()
         self._outbox.put(Request.of(number, call))
         try:
@@ -153,11 +146,7 @@ class Channel:
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Send a call and yield the parts of its answer; parts that wait for the reader are joined.
 
-        Closing the generator cancels the call at the replica.
-
-        Raises:
-            NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
-            GymError: the call failed.
+        Closing the generator cancels the call at the replica. Raises as `call`, or the failure of the call.
         """
         number, reply = self._begin()
         parts = self._streams[number] = asyncio.Queue()

@@ -77,13 +77,8 @@ class _Connection:
 
 
 class Listener:
-    """Answers the calls of other processes.
-
-    Args:
-        lost: is told the name of a caller whose last connection has ended.
-
-    Both raise `QueueFullError` for a call that they did not begin.
-    """
+    """Answers the calls of other processes. A call that raises `QueueFullError` was not begun; ``lost`` is
+    told the name of a caller whose last connection has ended."""
 
     def __init__(
         self,
@@ -112,11 +107,8 @@ class Listener:
         return any(connection.caller == caller for connection in self._connections)
 
     async def start(self, host: str) -> Address:
-        """Listen on a free port of ``host``, an address of this machine.
-
-        Raises:
-            ConnectionError: Ray runs with TLS, and callers would refuse this node's certificate.
-        """
+        """Listen on a free port of ``host``, an address of this machine. Raises `ConnectionError` if Ray runs
+        with TLS, and callers would refuse this node's certificate."""
         application = web.Application()
         application.router.add_get("/", self._accept)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
@@ -136,7 +128,6 @@ class Listener:
         return Address(host, port, self._token)
 
     async def stop(self) -> None:
-        """Answer what was read, then close every connection."""
         self._stopping = True
         if self._reports is not None:
             self._reports.cancel()

@@ -23,12 +23,12 @@ CANCEL = "cancel"  # sent by the caller: it no longer waits for the call ``param
 
 LOAD = "load"  # sent by the replica: it has ``params[0]`` live sessions and calls in progress
 
+# Parts of an answer that the replica sends ahead of the caller's reader: all calls of two processes share a
+# connection, which must not wait for a slow reader.
 WINDOW = 64
-"""Parts of an answer that the replica sends ahead of the caller's reader. All calls of two processes share a
-connection, which must not wait for a slow reader."""
-
-TAKEN = "taken"
-"""Sent by the caller: its reader took ``params[1]`` more parts of the answer to the call ``params[0]``."""
+TAKEN = (
+    "taken"  # sent by the caller: it took ``params[1]`` more parts of the answer to the call ``params[0]``
+)
 
 _Text = Union[str, None]  # noqa: UP007  # on 3.10
 Params = tuple[
@@ -91,6 +91,7 @@ _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[
 
 
 def encode(messages: list[Message]) -> bytes:
+    """One frame."""
     return _encoder.encode(messages)
 
 

@@ -2,11 +2,8 @@
 
 A caller may need a replica that Serve no longer reports: one that drains still holds its sessions. So the
 `Directory` keeps an address in Ray's key-value store until the replica has stopped. That of a killed replica
-is removed by the first caller that finds nobody there.
-
-Where Ray runs with TLS, connections use Ray's own certificates: both ends show a certificate of the cluster's
-CA, and the caller checks that the replica's certificate names the address that it called
-(https://docs.ray.io/en/latest/ray-core/configure.html).
+is removed by the first caller that finds nobody there. Where Ray runs with TLS, so do connections, with Ray's
+own certificates at both ends (https://docs.ray.io/en/latest/ray-core/configure.html).
 """
 
 from __future__ import annotations
@@ -47,7 +44,6 @@ class Directory:
         await asyncio.to_thread(kv_put, self._key(replica), msgspec.msgpack.encode(address))
 
     async def get(self, replica: str) -> Address | None:
-        """Where ``replica`` listens; None if it has stopped, or never ran."""
         value = await asyncio.to_thread(kv_get, self._key(replica))
         return None if value is None else msgspec.msgpack.decode(value, type=Address)
 
@@ -81,12 +77,8 @@ def enable_keepalive(sock: Any) -> None:
 
 
 def caller_context() -> ssl.SSLContext | None:
-    """The TLS context of a caller; None where Ray runs without TLS.
-
-    Raises:
-        OSError: a file of Ray's TLS settings cannot be read (`ssl.SSLError`: it is not a certificate or key).
-        KeyError: one of the settings is missing.
-    """
+    """The TLS context of a caller; None where Ray runs without TLS. Raises `OSError` or `KeyError` for
+    settings."""
     return _context(ssl.Purpose.SERVER_AUTH) if uses_tls() else None
 
 
@@ -96,9 +88,7 @@ def listener_context() -> ssl.SSLContext | None:
 
 
 async def check_certificate(host: str, port: int) -> None:
-    """Connect to this process's own listener as callers do, to report a refused certificate at once. Raises
-    `ConnectionError`: callers would refuse the certificate; has the reason.
-    """
+    """Connect to this process's own listener as callers do, to report a refused certificate at once."""
     context = caller_context()
     if context is None:
         return
