@@ -182,11 +182,6 @@ _STYLE = re.compile(
 )
 
 
-def answer_of(response: Response) -> str:
-    """The text that a response gives as its answer."""
-    return response.output_text
-
-
 def reasoning_of(response: Response) -> str:
     """The text of a response's reasoning."""
     items = (item for item in response.output if item.get("type") == "reasoning")

@@ -66,9 +66,8 @@ def read_score(answer: JSON, head: Head, class_index: int) -> Score:
     if head == "scalar" and len(values) != 1:
         raise VerifierFailed(f"the reward model has {len(values)} outputs, but a scalar head has one")
     if head == "classes" and class_index >= len(values):
-        raise VerifierFailed(
-            f"the reward model has {len(values)} classes, so `class_index` {class_index} does not exist"
-        )
+        lack = f"so `class_index` {class_index} does not exist"
+        raise VerifierFailed(f"the reward model has {len(values)} classes, {lack}")
     value = values[0 if head == "scalar" else class_index]
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise VerifierFailed(f"the reward model's score is not a finite number: {str(value)[:50]}")

@@ -135,8 +135,7 @@ _PARSERS: dict[Format, Callable[[str], Any]] = {
 
 def _check_size(value: Any) -> None:
     # Shared parts count each time that they occur: a validator would walk through them as often.
-    nodes = 0
-    level = [value]
+    nodes, level = 0, [value]
     for _ in range(_MAX_DEPTH):
         inner: list[Any] = []
         for item in level:

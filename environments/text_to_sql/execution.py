@@ -159,10 +159,9 @@ def _same_rows(narrow: Rows, wide: Rows, places: Sequence[int]) -> bool:
 
 def _row_key(row: Sequence[Any]) -> list[tuple[int, float, str]]:
     """Sorts rows: what is equal but for rounding comes to the same place."""
-    numbers = map(_number, row)
     return [
-        (1, 0.0, repr(value)) if number is None else (0, float(f"{number:.3g}"), "")
-        for value, number in zip(row, numbers, strict=True)
+        (1, 0.0, repr(value)) if (number := _number(value)) is None else (0, float(f"{number:.3g}"), "")
+        for value in row
     ]
 
 
@@ -191,8 +190,7 @@ def _columns(rows: Rows) -> list[_Column]:
         numbers: list[int | float] = []
         others: Counter[Any] = Counter()
         for value in values:
-            number = _number(value)
-            if number is None:
+            if (number := _number(value)) is None:
                 others[value] += 1
             else:
                 numbers.append(number)

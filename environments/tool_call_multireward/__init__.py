@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from gym_serve.grading import arguments_of, excerpt, listed, same_value
+from gym_serve.grading import arguments_of, excerpt, is_call, listed_calls
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.types.requests import JSON
@@ -70,11 +70,8 @@ class ToolCallMultireward(ResourcesServer):
         items = (item.get("type", "message") for item in request.response.output)
         expected = request.expected_call
         declared = _declared(request.responses_create_params)
-        correct = any(_is_expected(name, arguments, expected) for name, arguments in calls)
-        known = next(
-            ((name, arguments) for name, arguments in calls if isinstance(name, str) and name in declared),
-            None,
-        )
+        correct = any(is_call(*call, expected.name, expected.arguments) for call in calls)
+        known = next((call for call in calls if isinstance(call[0], str) and call[0] in declared), None)
         valid = known is not None and _is_complete(known[1], declared[known[0]])
         alone = len(calls) == 1 and "message" not in items
         components = {"correctness": float(correct), "schema_valid": float(valid), "format": float(alone)}
@@ -83,9 +80,7 @@ class ToolCallMultireward(ResourcesServer):
             *([] if valid else ["no call of a declared tool has all its required parameters"]),
             *([] if alone else ["it is not one call and nothing else"]),
         ]
-        made = listed(
-            f"{call.get('name')}({call.get('arguments')})" for call in request.response.function_calls
-        )
+        made = listed_calls(request.response.function_calls)
         return MultirewardVerdict(
             reward=sum(components.values()),
             reason=f"{'; '.join(faults)}; the calls made: {made}" if faults else None,
@@ -95,17 +90,6 @@ class ToolCallMultireward(ResourcesServer):
             format=float(alone),
             predicted_calls=[{"name": name, "arguments": arguments or {}} for name, arguments in calls],
         )
-
-
-def _is_expected(name: Any, arguments: JSON | None, expected: ExpectedCall) -> bool:
-    return (
-        name == expected.name
-        and arguments is not None
-        and all(
-            key in arguments and same_value(arguments[key], value)
-            for key, value in expected.arguments.items()
-        )
-    )
 
 
 def _declared(params: JSON) -> dict[Any, Any]:

@@ -125,14 +125,10 @@ class _Environment(BaseModel):
         """The box that it asks for. Of a network, there is all or nothing."""
         if self.gpus or self.os.lower() != "linux" or self.network_mode == "allowlist":
             raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
-        given: JSON = {
-            "network": "none" if self.network_mode == "no-network" else "full",
-            "env": self.env,
-            "workdir": self.workdir,
-            "cpus": None if self.cpus is None else max(1, round(self.cpus)),
-            "memory_mb": self.memory_mb,
-            "disk_mb": self.storage_mb,
-        }
+        cpus = None if self.cpus is None else max(1, round(self.cpus))
+        limits = {"workdir": self.workdir, "cpus": cpus, "memory_mb": self.memory_mb}
+        given: JSON = {**limits, "disk_mb": self.storage_mb, "env": self.env}
+        given["network"] = "none" if self.network_mode == "no-network" else "full"
         return SandboxSpec(**{key: value for key, value in given.items() if value is not None})
 
 
