@@ -95,7 +95,9 @@ class Upstream:
         data = _encode(body)
         tokens = 0
         if self._config.tokens_per_minute is not None:
-            tokens = len(data) // _BYTES_PER_TOKEN + _limit_of(body)
+            limit = next((body[key] for key in _LIMITS if body.get(key) is not None), 0)
+            limit = limit if type(limit) is int and limit > 0 else 0
+            tokens = len(data) // _BYTES_PER_TOKEN + limit
         return Request(path, data, call, below_v1, tokens)
 
     async def _send(self, request: Request) -> Any:
@@ -335,11 +337,6 @@ def _encode(body: Mapping[str, Any]) -> bytes:
         return trimmed(orjson.dumps(body))
     except TypeError as error:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
-
-
-def _limit_of(body: Mapping[str, Any]) -> int:
-    given = next((body[key] for key in _LIMITS if body.get(key) is not None), 0)
-    return given if type(given) is int and given > 0 else 0
 
 
 def _tokens_of(found: Any, otherwise: int) -> int:

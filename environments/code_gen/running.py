@@ -112,11 +112,7 @@ def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bo
 
 def decode(text: str) -> Any:
     """A value of JSON; integers too long for `int` are decimals. Raises ValueError: it is no JSON."""
-    return json.loads(text, parse_int=_integer)
-
-
-def _integer(digits: str) -> int | Decimal:
-    return int(digits) if len(digits) < _LONG_INTEGER else Decimal(digits)
+    return json.loads(text, parse_int=lambda n: int(n) if len(n) < _LONG_INTEGER else Decimal(n))
 
 
 # In this order: of two modules with one name (`math.pow`, `operator.pow`) the later one's counts, and

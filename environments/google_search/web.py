@@ -87,7 +87,8 @@ class CustomSearch:
         message = f"Google answers {response.status}: {_message(body)}"
         message = message.replace(key, "***").replace(engine, "***")
         if response.status == 429:
-            wait = _seconds(response.headers.get("Retry-After"))
+            given = response.headers.get("Retry-After", "")  # Google sends no dates there
+            wait = min(float(given), _DAY) if given.isascii() and given.isdigit() else None
             if wait is not None and wait > _MAX_WAIT:
                 raise ToolFailed(message)
             raise Overloaded(message, retry_after=wait)
@@ -123,11 +124,6 @@ def _decoded(body: bytes) -> Any:
         return json.loads(body)  # not orjson: the summary of a page may be cut within a character
     except (ValueError, RecursionError):
         return None
-
-
-def _seconds(header: str | None) -> float | None:
-    """Seconds of a ``Retry-After``, a day at most; None without one. Google sends no dates there."""
-    return min(float(header), _DAY) if header and header.isascii() and header.isdigit() else None
 
 
 EXAMPLE = Path(__file__).with_name("cassette.jsonl")  # the answers for the example rows

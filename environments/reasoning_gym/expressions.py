@@ -21,8 +21,6 @@ from typing import Any, TypeVar
 
 import mpmath
 
-__all__ = ["NotAnExpression", "Polynomial", "arithmetic", "expanded", "is_antiderivative"]
-
 V = TypeVar("V")
 
 MAX_CHARS = 2_000  # length of an expression
@@ -126,9 +124,6 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-# Arithmetic
-
-
 @dataclass(frozen=True)
 class Arithmetic:
     """The exact value of an expression of numbers with ``+ - * /``, and its numbers from left to right."""
@@ -160,9 +155,6 @@ def arithmetic(text: str) -> Arithmetic:
     or divides by zero.
     """
     return read(text, lambda number: Arithmetic(number, (number,)), {})
-
-
-# Polynomials
 
 
 @dataclass(frozen=True)
@@ -232,8 +224,6 @@ def expanded(text: str, variables: Collection[str]) -> Polynomial:
     names = {name: Polynomial({tuple(int(other == name) for other in order): Fraction(1)}) for name in order}
     return read(text, lambda number: Polynomial({zero: number} if number else {}), names)
 
-
-# Antiderivatives
 
 _DIGITS = 50
 _TOLERANCE = "1e-20"

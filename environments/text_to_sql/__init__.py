@@ -176,15 +176,12 @@ class TextToSql(ResourcesServer):
         query = await asyncio.to_thread(extract_sql, text)  # a long text of fences takes a while
         if query is None:
             return self._verdict(request, text, None, "no_sql_extracted")
-        execution = await self._execution(request, query)
+        execution = None
+        if self._runner is not None and request.sql_dialect == "sqlite" and request.sql_context.strip():
+            execution = await self._runner.check(request.sql_context, request.sql, query)
         reason = _UNEQUAL.get(execution.outcome, "none") if execution is not None else "none"
         ballots = await self._ballots(request, query) if reason == "none" else []
         return self._verdict(request, text, query, reason, execution=execution, ballots=ballots)
-
-    async def _execution(self, request: SqlRequest, query: str) -> Execution | None:
-        if self._runner is None or request.sql_dialect != "sqlite" or not request.sql_context.strip():
-            return None
-        return await self._runner.check(request.sql_context, request.sql, query)
 
     async def _ballots(self, request: SqlRequest, query: str) -> list[Ballot]:
         config = self.config

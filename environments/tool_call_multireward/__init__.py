@@ -72,7 +72,8 @@ class ToolCallMultireward(ResourcesServer):
         declared = _declared(request.responses_create_params)
         correct = any(is_call(*call, expected.name, expected.arguments) for call in calls)
         known = next((call for call in calls if isinstance(call[0], str) and call[0] in declared), None)
-        valid = known is not None and _is_complete(known[1], declared[known[0]])
+        required = ((declared[known[0]] or {}).get("required") or []) if known else []
+        valid = known is not None and known[1] is not None and all(key in known[1] for key in required)
         alone = len(calls) == 1 and "message" not in items
         components = {"correctness": float(correct), "schema_valid": float(valid), "format": float(alone)}
         faults = [
@@ -96,8 +97,3 @@ def _declared(params: JSON) -> dict[Any, Any]:
     """The parameters of the row's tools, by name."""
     tools = (tool for tool in params.get("tools") or [] if isinstance(tool, dict))
     return {tool["name"]: tool.get("parameters") for tool in tools if isinstance(tool.get("name"), str)}
-
-
-def _is_complete(arguments: JSON | None, parameters: Any) -> bool:
-    required = (parameters or {}).get("required") or []
-    return arguments is not None and all(key in arguments for key in required)

@@ -314,7 +314,7 @@ class Workspace(ResourcesServer):
                 continue
             except ValueError as error:
                 return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **told)
-            reward = _reward(rewards)
+            reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
             reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
             return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **told)
         return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **told)
@@ -347,7 +347,3 @@ def _rewards(name: str, data: bytes) -> dict[str, float]:
     ):
         raise ValueError("it must be finite numbers")
     return {str(key): float(each) for key, each in rewards.items()}
-
-
-def _reward(rewards: dict[str, float]) -> float:
-    return rewards.get("reward", sum(rewards.values()) / len(rewards))

@@ -600,9 +600,10 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
         head = text[: marked.start()]
         if degrees := _DEGREES.search(head):
             return head[: degrees.start()], f"°{_folded(words[int(marked[1])])}"
-        if head.strip() and "\0" not in head and _has_number(head) and _may_be_unit(words[int(marked[1])]):
-            return head, _canonical(words[int(marked[1])], marked[2])
-        return text, ""
+        name = words[int(marked[1])]
+        may_be_unit = not any(word in _NO_UNITS for word in re.findall(r"(?<!\\)\b[a-z]+", name.lower()))
+        has_number = "\0" not in head and re.search(r"\d|\\(?:pi|sqrt|frac)|[A-Za-z]", head)
+        return (head, _canonical(name, marked[2])) if has_number and may_be_unit else (text, "")
     if (degrees := _DEGREES.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
         return text[: degrees.start()], f"°{degrees[1].lower()}" if degrees[1] else "degree"
     plain = _PLAIN_UNIT.search(text)
@@ -618,14 +619,6 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if known or (named and space and _NUMBER_END.search(text[: plain.start()])):
         return text[: plain.start()], _canonical(name, plain[3])
     return text, ""
-
-
-def _may_be_unit(name: str) -> bool:
-    return not any(word in _NO_UNITS for word in re.findall(r"(?<!\\)\b[a-z]+", name.lower()))
-
-
-def _has_number(text: str) -> bool:
-    return re.search(r"\d|\\(?:pi|sqrt|frac)|[A-Za-z]", text) is not None
 
 
 def _canonical(unit: str, power: str) -> str:
