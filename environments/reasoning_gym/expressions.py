@@ -134,20 +134,14 @@ class Arithmetic:
     def __neg__(self) -> Arithmetic:
         return Arithmetic(-self.value, self.numbers)
 
-    def __add__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value + other.value)
+    @staticmethod
+    def _by(operation: Callable[[Fraction, Fraction], Fraction]) -> Callable[[Any, Any], Arithmetic]:
+        return lambda one, other: Arithmetic(
+            _bounded(operation(one.value, other.value)), one.numbers + other.numbers
+        )
 
-    def __sub__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value - other.value)
-
-    def __mul__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value * other.value)
-
-    def __truediv__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value / other.value)
-
-    def _with(self, other: Arithmetic, value: Fraction) -> Arithmetic:
-        return Arithmetic(_bounded(value), self.numbers + other.numbers)
+    __add__, __sub__ = _by(operator.add), _by(operator.sub)
+    __mul__, __truediv__ = _by(operator.mul), _by(operator.truediv)
 
 
 def arithmetic(text: str) -> Arithmetic:

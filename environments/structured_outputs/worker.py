@@ -114,9 +114,8 @@ def _csv(text: str) -> list[dict[str, str]]:
     header, *rows = filter(None, csv.reader(io.StringIO(text)))
     _check_keys(header)
     # A field without a column gets a name, so that the validator sees it; one that lacks is missing.
-    names = header + [
-        f"column {number}" for number in range(len(header) + 1, max(map(len, rows), default=0) + 1)
-    ]
+    longest = max(map(len, rows), default=0)
+    names = header + [f"column {number}" for number in range(len(header) + 1, longest + 1)]
     return [dict(zip(names, fields, strict=False)) for fields in rows]
 
 

@@ -209,11 +209,8 @@ def _number(value: Any) -> int | float | None:
 
 
 def _same_values(first: _Column, second: _Column) -> bool:
-    return (
-        first.others == second.others
-        and len(first.numbers) == len(second.numbers)
-        and all(map(_same_number, first.numbers, second.numbers))
-    )
+    is_like = first.others == second.others and len(first.numbers) == len(second.numbers)
+    return is_like and all(map(_same_number, first.numbers, second.numbers))
 
 
 def _same_number(first: int | float, second: int | float) -> bool:

@@ -434,11 +434,6 @@ def _both_signs(term: str) -> str:
     return f"{positive}, -({positive})" if _PLUS_MINUS.match(term.strip()) else term
 
 
-def spelled_prose(text: str) -> str:
-    """Prose with its mixed and scientific numbers spelled as math-verify reads them."""
-    return _SCIENTIFIC.sub(_decimal, _MIXED.sub(_improper, text.translate(_SIGNS)))
-
-
 def ask(gold: str, answer: str) -> Question:
     r"""What there is to compare, of the right answer in ``\boxed{}`` and a text with the answer in it."""
     wanted = read(written_answer(gold) or "")
@@ -448,7 +443,8 @@ def ask(gold: str, answer: str) -> Question:
             return Question([], None, "no box, no line 'Answer: X' and no formula found")
         if _is_hedged(_COMPOUND.sub(lambda m: "0" if _total(m[0]) else m[0], answer)):
             return Question([], None, "it is denied, a bound, or one of several")
-        prose = spelled_prose(plain_numerals(answer))
+        prose = _MIXED.sub(_improper, plain_numerals(answer).translate(_SIGNS))
+        prose = _SCIENTIFIC.sub(_decimal, prose)
         written = _last_quantity(prose)
         if written is None:
             return Question([(_boxed(wanted.parts[0]), prose)], None, None)
