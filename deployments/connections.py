@@ -26,7 +26,7 @@ from gym_serve.observe.tracing import span
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.exact import foreign_json
-from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
+from gym_serve.types.model_endpoint import MODEL_FIELD
 from gym_serve.types.protocols import refusal, says_full
 
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
@@ -70,12 +70,6 @@ class Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     content: AsyncIterator[bytes]  # the body, in chunks of any size
-
-
-def _headers_for(named: ModelEndpoint) -> dict[str, str]:
-    """The headers for an endpoint that a row names: its own key, and none of this server's."""
-    key = {"Authorization": f"Bearer {named.api_key}"} if named.api_key else {}
-    return {"Content-Type": "application/json", **key, **named.headers}
 
 
 class NoConnection(Exception):
@@ -194,12 +188,15 @@ class Connections:
     @asynccontextmanager
     async def _post(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
         assert self._session is not None
-        url = self._url(endpoint, request)
+        url, headers = self._url(endpoint, request), self._headers
+        if (named := endpoint.named) is not None:  # by a row: its own key, and none of this server's
+            key = {"Authorization": f"Bearer {named.api_key}"} if named.api_key else {}
+            headers = {"Content-Type": "application/json", **key, **named.headers}
         try:
             async with self._session.post(
-                url if endpoint.named else f"{url}{self._query}",
+                url if named else f"{url}{self._query}",
                 data=request.data,
-                headers=traced(_headers_for(endpoint.named) if endpoint.named else self._headers, request),
+                headers=traced(headers, request),
                 proxy=proxy_of(endpoint.url),
                 allow_redirects=False,
             ) as response:

@@ -27,11 +27,12 @@ from gym_serve.types.errors import Retryable
 from gym_serve.types.model_endpoint import ModelEndpoint
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
+    """A text as a list of it, for pydantic."""
     return [value] if isinstance(value, str) else value
 
 
-Urls = Annotated[list[BaseUrl], BeforeValidator(_as_list), Field(min_length=1)]
+Urls = Annotated[list[BaseUrl], BeforeValidator(as_list), Field(min_length=1)]
 """One base URL, or a list of them."""
 
 

@@ -77,8 +77,10 @@ def open_session() -> aiohttp.ClientSession:
     """A connection pool; needs a running event loop. It keeps no cookies: a load balancer's would send the
     calls of all episodes to one engine.
     """
+    limit = _open_files()
+    most = 0 if limit == resource.RLIM_INFINITY else max(limit - _OTHER_FILES, 1)  # 0 is any number
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=_most_connections()),
+        connector=aiohttp.TCPConnector(limit=most),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
         max_line_size=_MAX_HEADER,
@@ -89,12 +91,6 @@ def open_session() -> aiohttp.ClientSession:
 
 def _open_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def _most_connections() -> int:
-    """As many as files may be open, less some for other things; 0 for any number."""
-    limit = _open_files()
-    return 0 if limit == resource.RLIM_INFINITY else max(limit - _OTHER_FILES, 1)
 
 
 def check_open_files(error: OSError) -> None:

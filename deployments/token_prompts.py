@@ -33,7 +33,9 @@ async def continued_prompt(
     if turn is None:
         return None
     seen = [*_ids(messages[turn], _PROMPT, turn), *_ids(messages[turn], _GENERATION, turn)]
-    tail = _common_end(*[await render(_with_word(messages, turn, word)) for word in _WORDS])
+    stand_ins = [{"role": "assistant", "content": word} for word in _WORDS]
+    both = [without_tokens([*messages[:turn], one, *messages[turn + 1 :]]) for one in stand_ins]
+    tail = _common_end(*[await render(conversation) for conversation in both])
     end = next((i for i, token in enumerate(tail) if token in ends), 0)
     # A turn that was cut off lacks the token that ends it.
     ended = bool(seen and tail) and (seen[-1] in ends or seen[-1] == tail[end])
@@ -43,11 +45,6 @@ async def continued_prompt(
 def without_tokens(messages: Sequence[JSON]) -> list[JSON]:
     """The messages without their token bundles."""
     return [{key: value for key, value in m.items() if key not in TOKEN_KEYS} for m in messages]
-
-
-def _with_word(messages: Sequence[JSON], turn: int, word: str) -> list[JSON]:
-    stand_in = {"role": "assistant", "content": word}
-    return without_tokens([*messages[:turn], stand_in, *messages[turn + 1 :]])
 
 
 def _common_end(one: list[int], other: list[int]) -> list[int]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -95,7 +96,9 @@ class Upstream:
         data = _encode(body)
         tokens = 0
         if self._config.tokens_per_minute is not None:
-            tokens = len(data) // _BYTES_PER_TOKEN + _limit_of(body)
+            limit = next((body[key] for key in _LIMITS if body.get(key) is not None), 0)
+            limit = limit if type(limit) is int and limit > 0 else 0
+            tokens = len(data) // _BYTES_PER_TOKEN + limit
         return Request(path, data, call, below_v1, tokens)
 
     async def _send(self, request: Request) -> Any:
@@ -209,20 +212,17 @@ class Upstream:
         while True:
             endpoint = self._pick(request)
             try:
-                if self._config.hedge_after is None:
-                    return await self._exchange(endpoint, request)
-                return await self._hedged(endpoint, request, self._config.hedge_after)
+                call, after = self._exchange(endpoint, request), self._config.hedge_after
+                second = partial(self._second, endpoint, request)
+                return await (call if after is None else hedged(call, second, after))
             except Unavailable as error:
                 if not self._may_go_on(endpoint):
                     raise
                 self._retried(request, error)
 
-    async def _hedged(self, endpoint: Endpoint, request: Request, after: float) -> Answer:
-        def second() -> Coroutine[Any, Any, Answer] | None:
-            other = self._other(endpoint)
-            return None if other is None else self._exchange(other, request)
-
-        return await hedged(self._exchange(endpoint, request), second, after)
+    def _second(self, endpoint: Endpoint, request: Request) -> Coroutine[Any, Any, Answer] | None:
+        other = self._other(endpoint)
+        return None if other is None else self._exchange(other, request)
 
     async def _exchange(self, endpoint: Endpoint, request: Request) -> Answer:
         async with self._admitted(endpoint, request) as limit:
@@ -335,11 +335,6 @@ def _encode(body: Mapping[str, Any]) -> bytes:
         return trimmed(orjson.dumps(body))
     except TypeError as error:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
-
-
-def _limit_of(body: Mapping[str, Any]) -> int:
-    given = next((body[key] for key in _LIMITS if body.get(key) is not None), 0)
-    return given if type(given) is int and given > 0 else 0
 
 
 def _tokens_of(found: Any, otherwise: int) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from gym_serve.deployments.endpoints import as_list
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import problems_of
 
@@ -15,10 +16,6 @@ _MISSING: dict[str, Any] = {
     **dict.fromkeys(("prompt_logprobs", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids")),
     **{"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0},
 }  # what vLLM knows, or knew once, and this engine does not; each with the value that asks for nothing
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 class Sampling(BaseModel):
@@ -30,8 +27,8 @@ class Sampling(BaseModel):
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)  # 0 takes the likeliest token
     top_p: float = Field(1.0, gt=0, le=1)  # the smallest set of tokens with this probability
     top_k: int = 0  # the likeliest so many tokens; 0 or less: all
-    stop: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []
-    """Texts before which the generation ends."""
+    # Texts before which the generation ends.
+    stop: Annotated[list[str], BeforeValidator(as_list), Field(max_length=16)] = []
     seed: int | None = None  # makes the draws of this generation repeatable
     ignore_eos: bool = False  # go on after a token that ends the turn
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}  # added to the logits, by token id

@@ -63,7 +63,7 @@ def same_value(expected: Any, value: Any, tolerance: float = 0.0) -> bool:
     """
     if _equal(expected, value, tolerance) or _close(expected, value):
         return True
-    return _dumped(expected) == _dumped(value)
+    return json.dumps(expected, default=str) == json.dumps(value, default=str)
 
 
 def _lines(text: str) -> list[str]:
@@ -82,15 +82,12 @@ def _same_number(expected: str, word: str, tolerance: float) -> bool:
         want, number = Decimal(expected), Decimal(word)
         if want == number:
             return True
-        if not tolerance or not _fractional(expected, word) or not (want.is_finite() and number.is_finite()):
+        is_fraction = any("." in text or "e" in text.lower() for text in (expected, word))
+        if not tolerance or not is_fraction or not (want.is_finite() and number.is_finite()):
             return False
         return abs(want - number) <= Decimal(tolerance) * max(abs(want), Decimal(1))
     except DecimalException:  # no number, or one whose exponent is out of range
         return False
-
-
-def _fractional(*words: str) -> bool:
-    return any("." in word or "e" in word.lower() for word in words)
 
 
 def _equal(expected: Any, value: Any, tolerance: float) -> bool:
@@ -99,24 +96,15 @@ def _equal(expected: Any, value: Any, tolerance: float) -> bool:
             _equal(want, item, tolerance) for want, item in zip(expected, value, strict=True)
         )
     if isinstance(expected, dict) and isinstance(value, dict):
-        return expected.keys() == value.keys() and all(
-            _equal(want, value[key], tolerance) for key, want in expected.items()
-        )
-    if tolerance and _are_numbers(expected, value):
+        same_keys = expected.keys() == value.keys()
+        return same_keys and all(_equal(want, value[key], tolerance) for key, want in expected.items())
+    numbers = isinstance(expected, float | int) and isinstance(value, float | int)
+    if tolerance and numbers and not (isinstance(expected, int) and isinstance(value, int)):
         try:
             return math.isclose(expected, value, rel_tol=tolerance, abs_tol=tolerance)
         except OverflowError:  # an integer that no float holds
             return False
     return bool(expected == value)
-
-
-def _are_numbers(expected: Any, value: Any) -> bool:
-    numbers = isinstance(expected, float | int) and isinstance(value, float | int)
-    return numbers and not (isinstance(expected, int) and isinstance(value, int))
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, default=str)
 
 
 def _close(expected: Any, value: Any) -> bool:

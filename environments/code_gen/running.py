@@ -112,11 +112,7 @@ def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bo
 
 def decode(text: str) -> Any:
     """A value of JSON; integers too long for `int` are decimals. Raises ValueError: it is no JSON."""
-    return json.loads(text, parse_int=_integer)
-
-
-def _integer(digits: str) -> int | Decimal:
-    return int(digits) if len(digits) < _LONG_INTEGER else Decimal(digits)
+    return json.loads(text, parse_int=lambda n: int(n) if len(n) < _LONG_INTEGER else Decimal(n))
 
 
 # In this order: of two modules with one name (`math.pow`, `operator.pow`) the later one's counts, and
@@ -139,12 +135,8 @@ PRELUDE = "\n".join(
 
 KILLED, WRONG_ANSWER, TIMED_OUT, RUNTIME_ERROR = -1, -2, -3, -4  # codes of a test that was not passed
 
-_MESSAGES = {
-    KILLED: "Killed",
-    WRONG_ANSWER: "Wrong Answer",
-    TIMED_OUT: "Time Limit Exceeded",
-    RUNTIME_ERROR: "Runtime Error",
-}
+_MESSAGES = {KILLED: "Killed", WRONG_ANSWER: "Wrong Answer", TIMED_OUT: "Time Limit Exceeded"}
+_MESSAGES |= {RUNTIME_ERROR: "Runtime Error"}
 _SHOWN = 300
 _LEAST_OUTPUT, _OUTPUT_RATIO = 1 << 16, 16  # a number may have many more digits than the expected one
 _LONG = 1 << 16  # bytes that take longer to compare than another thread to be called
@@ -194,11 +186,11 @@ async def run_tests(
     """Run tests, and update the report, until one is not passed, or until others wait and this program has
     had its turn. Raises SandboxDied: the sandbox did not survive; VerifierFailed: the machine is too busy.
     """
-    before = report.seconds
+    before, over_budget = report.seconds, f"the tests took more than {limits.budget:g} s together"
     for number in range(len(report.result), len(tests.outputs)):
         left = limits.budget - report.seconds
         if number and left <= 0:
-            report.fault = _over_budget(limits, tests, number)
+            report.fault = _fault(TIMED_OUT, tests, number, "", over_budget)
             break
         longest = min(limits.timeout, max(left, 0.1))
         seconds = min(longest, TURN_SECONDS) if others_wait() and not report.is_long else longest
@@ -209,14 +201,15 @@ async def run_tests(
             return
         report.is_long = False
         if run.timed_out and seconds < limits.timeout:
-            report.fault = _over_budget(limits, tests, number)
+            report.fault = _fault(TIMED_OUT, tests, number, "", over_budget)
             break
         expected = tests.outputs[number]
         checked = (run, expected, tests.fn_name is not None, limits.tolerance)
         is_large = len(run.stdout) + len(run.value or "") > _LONG
         error = await asyncio.to_thread(_code, *checked) if is_large else _code(*checked)
         if error is not None:
-            report.fault = _fault(error, run, tests.inputs[number], expected)
+            output = run.stdout if run.value is None else run.value
+            report.fault = _fault(error, tests, number, output, run.stderr.strip().rpartition("\n")[2])
             if limits.debug:
                 report.fault["stderr"] = run.stderr
             break
@@ -246,27 +239,10 @@ async def _run(
 
 def give_up(report: TestReport, tests: UnitTests) -> None:
     """End the tests of a program that has had its turn, and for which there is no more time."""
-    number = len(report.result)
-    report.fault = _unfinished(
-        tests, number, f"after {report.seconds:.1f} s there was no time for more tests"
-    )
+    why = f"after {report.seconds:.1f} s there was no time for more tests"
+    report.fault = _fault(TIMED_OUT, tests, len(report.result), "", why)
     report.result.append(TIMED_OUT)
     report.done = True
-
-
-def _over_budget(limits: TestLimits, tests: UnitTests, number: int) -> JSON:
-    return _unfinished(tests, number, f"the tests took more than {limits.budget:g} s together")
-
-
-def _unfinished(tests: UnitTests, number: int, why: str) -> JSON:
-    return {
-        "error_code": TIMED_OUT,
-        "error_message": _MESSAGES[TIMED_OUT],
-        "inputs": _shortened(tests.inputs[number]),
-        "expected": _shortened(tests.outputs[number]),
-        "output": "",
-        "error": why,
-    }
 
 
 def _code(run: ProgramRun, expected: str, is_function: bool, tolerance: float) -> int | None:
@@ -276,33 +252,25 @@ def _code(run: ProgramRun, expected: str, is_function: bool, tolerance: float) -
         return KILLED
     if run.status == 1:
         return RUNTIME_ERROR
-    if run.cut:
-        return WRONG_ANSWER
-    if is_function:
-        right = _returned(run.value, expected, tolerance)
-    else:
-        right = same_output(expected, run.stdout, tolerance)
-    return None if right else WRONG_ANSWER
+    output = run.value if is_function else run.stdout
+    right = _returned if is_function else same_output
+    return None if not run.cut and output is not None and right(expected, output, tolerance) else WRONG_ANSWER
 
 
-def _returned(value: str | None, expected: str, tolerance: float) -> bool:
-    if value is None:
-        return False
+def _returned(expected: str, value: str, tolerance: float) -> bool:
     try:
         return same_value(decode(expected), decode(value), tolerance)
     except (ValueError, OverflowError, RecursionError):
         return False
 
 
-def _fault(code: int, run: ProgramRun, given: str, expected: str) -> JSON:
-    output: Any = run.stdout if run.value is None else run.value
+def _fault(code: int, tests: UnitTests, number: int, output: str, error: str) -> JSON:
+    texts = {"inputs": tests.inputs[number], "expected": tests.outputs[number], "output": output}
     return {
         "error_code": code,
         "error_message": _MESSAGES[code],
-        "inputs": _shortened(given),
-        "expected": _shortened(expected),
-        "output": _shortened(output),
-        "error": _shortened(run.stderr.strip().rpartition("\n")[2]) or None,
+        **{name: _shortened(text) for name, text in texts.items()},
+        "error": _shortened(error) or None,
     }
 
 

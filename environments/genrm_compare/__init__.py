@@ -18,7 +18,6 @@ from gym_serve.environments.genrm_compare.scoring import (
     MessageFormat,
     Scores,
     Strategy,
-    answer_of,
     comparison_request,
     mean_scores,
     metrics_of,
@@ -110,13 +109,8 @@ class GenrmCompare(ResourcesServer):
             }
             for comparison in comparisons
         ]
-        return GroupRewards.model_validate(
-            {
-                "rewards": self._adjusted(rewards, responses),
-                "comparison_results": results,
-                "metrics": metrics_of(comparisons),
-            }
-        )
+        fields = {"comparison_results": results, "metrics": metrics_of(comparisons)}
+        return GroupRewards.model_validate({"rewards": self._adjusted(rewards, responses), **fields})
 
     async def _compared(self, request: CompareRequest) -> list[Comparison]:
         config = self.config
@@ -166,7 +160,8 @@ class GenrmCompare(ResourcesServer):
 
     def _adjusted(self, rewards: list[float], responses: list[Response]) -> list[float]:
         config = self.config
-        thoughts, answers = list(map(reasoning_of, responses)), list(map(answer_of, responses))
+        thoughts = list(map(reasoning_of, responses))
+        answers = [response.output_text for response in responses]
         best = max(0, int(len(rewards) * config.top_percentile) - 1)
         threshold = sorted(rewards, reverse=True)[best]
         for texts, bonus in ((thoughts, config.reasoning_bonus), (answers, config.answer_bonus)):
@@ -181,7 +176,7 @@ class GenrmCompare(ResourcesServer):
 
 
 def _shown(response: Response, chars: int) -> str:
-    return answer_of(response)[:chars].strip() or "None"
+    return response.output_text[:chars].strip() or "None"
 
 
 def _text_of(completion: JSON) -> str:

@@ -105,7 +105,12 @@ def comparison_request(
     """
     first, second = pair
     if message_format == "prompt":
-        conversation = "\n\n".join(f"{item.get('role', 'tool')}: {_text(item)}" for item in history)
+        texts = (
+            message_text(item) if "content" in item else item.get("output") or item.get("arguments") or ""
+            for item in history
+        )
+        roles = (item.get("role", "tool") for item in history)
+        conversation = "\n\n".join(map("{}: {}".format, roles, texts))
         prompt = filled_in(
             _PROMPT,
             {"principle": principle or "", "conversation": conversation, "first": first, "second": second},
@@ -115,12 +120,6 @@ def comparison_request(
     added = {**({"principle": principle} if principle else {}), "response_1": first, "response_2": second}
     body["messages"] += [{"role": role, "content": content} for role, content in added.items()]
     return body
-
-
-def _text(item: JSON) -> str:
-    if "content" in item:
-        return message_text(item)
-    return str(item.get("output") or item.get("arguments") or "")
 
 
 Strategy = Literal["circular", "all_pairs"]
@@ -180,11 +179,6 @@ _STYLE = re.compile(
     "|[\u2600-\u27bf\u24c2-\u24ff\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff]",  # emoji
     re.MULTILINE,
 )
-
-
-def answer_of(response: Response) -> str:
-    """The text that a response gives as its answer."""
-    return response.output_text
 
 
 def reasoning_of(response: Response) -> str:

@@ -99,9 +99,8 @@ class GoogleSearch(ResourcesServer):
         @model_validator(mode="after")
         def _complete(self) -> Self:
             if self.mode != "replay" and (self.google_api_key is None or self.google_cx is None):
-                raise ValueError(
-                    f"mode {self.mode} needs `google_api_key` and `google_cx`; mode replay does not"
-                )
+                needs = "`google_api_key` and `google_cx`; mode replay does not"
+                raise ValueError(f"mode {self.mode} needs {needs}")
             if self.mode == "record" and self.cassette is None:
                 raise ValueError("mode record needs `cassette`, the file to record into")
             return self

@@ -21,6 +21,7 @@ import resource
 import socket
 import zlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, NamedTuple, TypeVar
 
@@ -77,19 +78,13 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(parsed, IPv6Address):
-        embedded = _embedded(parsed)
+        embedded = IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else parsed.ipv4_mapped
         if embedded is None:
             special = any(parsed in network for network in _SPECIAL_6)
             return parsed in _GLOBAL_UNICAST and parsed.is_global and not special
         parsed = embedded
     special = any(parsed in network for network in _SPECIAL_4)
     return parsed.is_global and not parsed.is_multicast and not special
-
-
-def _embedded(address: IPv6Address) -> IPv4Address | None:
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped
 
 
 AddressInfo = tuple[Any, ...]  # what ``getaddrinfo`` gives: family, type, protocol, name, socket address
@@ -215,9 +210,8 @@ class WebPages:
         if self._session is None:
             raise Unavailable("the connections are not open: call start() first")
         for _ in range(_MAX_REDIRECTS + 1):
-            async with self._session.get(
-                url, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=None)
-            ) as response:
+            limit = aiohttp.ClientTimeout(total=None)
+            async with self._session.get(url, allow_redirects=False, timeout=limit) as response:
                 location = response.headers.get("Location")
                 if response.status not in _REDIRECTS or location is None:
                     return await self._read(response)
@@ -292,18 +286,14 @@ class PageText:
 
     async def of(self, page: Page) -> str | None:
         """The text of a page; None if it has none. Raises ToolFailed: no text was found in time."""
-        text = (await self._in_worker(page)).strip()
-        return shortened(text, self._max_words) if text else None
-
-    async def _in_worker(self, page: Page) -> str:
+        run = partial(anyio.to_process.run_sync, cancellable=True, limiter=self._limiter)
         try:
             async with self._turns:
                 with time_limit(self._timeout):
-                    return await anyio.to_process.run_sync(
-                        _text_of, page, cancellable=True, limiter=self._limiter
-                    )
+                    text = (await run(_text_of, page)).strip()
         except (asyncio.TimeoutError, TimeoutError, anyio.BrokenWorkerProcess, MemoryError):
             raise ToolFailed("the page is too complex to extract its text") from None
+        return shortened(text, self._max_words) if text else None
 
 
 def decoded(page: Page) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import aiohttp
 import orjson
@@ -84,11 +84,11 @@ class CustomSearch:
             raise Unavailable(f"Google cannot be reached ({type(error).__name__})") from None
         if response.status == 200:
             return _results(body)
-        message = f"Google answers {response.status}: {_message(body)}".replace(key, "***").replace(
-            engine, "***"
-        )
+        message = f"Google answers {response.status}: {_message(body)}"
+        message = message.replace(key, "***").replace(engine, "***")
         if response.status == 429:
-            wait = _seconds(response.headers.get("Retry-After"))
+            given = response.headers.get("Retry-After", "")  # Google sends no dates there
+            wait = min(float(given), _DAY) if given.isascii() and given.isdigit() else None
             if wait is not None and wait > _MAX_WAIT:
                 raise ToolFailed(message)
             raise Overloaded(message, retry_after=wait)
@@ -104,11 +104,8 @@ def _results(body: bytes) -> str:
     items = answer.get("items") or []
     if not isinstance(items, list):
         raise Unavailable("Google's answer has no list of results")
-    shown: dict[str, Any] = {
-        "items": [
-            {key: item[key] for key in _SHOWN if key in item} for item in items if isinstance(item, dict)
-        ]
-    }
+    found = [item for item in items if isinstance(item, dict)]
+    shown: dict[str, Any] = {"items": [{key: item[key] for key in _SHOWN if key in item} for item in found]}
     spelling = answer.get("spelling")
     if isinstance(spelling, dict) and spelling.get("correctedQuery"):
         shown["correctedQuery"] = spelling["correctedQuery"]
@@ -127,11 +124,6 @@ def _decoded(body: bytes) -> Any:
         return json.loads(body)  # not orjson: the summary of a page may be cut within a character
     except (ValueError, RecursionError):
         return None
-
-
-def _seconds(header: str | None) -> float | None:
-    """Seconds of a ``Retry-After``, a day at most; None without one. Google sends no dates there."""
-    return min(float(header), _DAY) if header and header.isascii() and header.isdigit() else None
 
 
 EXAMPLE = Path(__file__).with_name("cassette.jsonl")  # the answers for the example rows
@@ -186,9 +178,8 @@ def _places(path: Path) -> dict[bytes, tuple[int, int]]:
                     raise TypeError("`answer` must be a string")
                 places.setdefault(_digest(tool, argument), (offset, len(line)))
             except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-                raise GraphError(
-                    f"cassette: line {number} of {path} is not a recorded answer ({error})"
-                ) from None
+                where = f"line {number} of {path}"
+                raise GraphError(f"cassette: {where} is not a recorded answer ({error})") from None
             offset += len(line)
     return places
 
@@ -203,19 +194,12 @@ ERROR = "Error: "  # how an answer begins that tells of a failure
 
 
 class Web(Protocol):
-    """What the environment's tools are made of."""
+    """What the environment's tools are made of: results for a query as JSON text, and the text of a page."""
 
-    async def start(self) -> None:
-        """Acquire connections and files."""
-
-    async def stop(self) -> None:
-        """Release them."""
-
-    async def search(self, query: str) -> str:
-        """Results for a query, as JSON text."""
-
-    async def browse(self, url: str) -> str:
-        """Text of a page."""
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def search(self, query: str) -> str: ...
+    async def browse(self, url: str) -> str: ...
 
 
 class LiveWeb:
@@ -267,26 +251,20 @@ class RecordedWeb:
         self._cassette.close()
 
     async def search(self, query: str) -> str:
-        recorded = self._cassette.get("search", query)
-        if recorded is not None:
-            return recorded
-        if self._live is None:
-            return f"{ERROR}this search was not recorded"
-        return self._recorded("search", query, await self._live.search(query))
+        return await self._answer("search", "search", query)
 
     async def browse(self, url: str) -> str:
         try:
-            key = str(checked_url(url))
+            return await self._answer("browse", "page", str(checked_url(url)))
         except ToolFailed as error:
             return f"{ERROR}{error.message}"
-        recorded = self._cassette.get("browse", key)
-        if recorded is not None:
+
+    async def _answer(self, tool: Literal["search", "browse"], what: str, argument: str) -> str:
+        if (recorded := self._cassette.get(tool, argument)) is not None:
             return recorded
         if self._live is None:
-            return f"{ERROR}this page was not recorded"
-        return self._recorded("browse", key, await self._live.browse(key))
-
-    def _recorded(self, tool: str, argument: str, answer: str) -> str:
+            return f"{ERROR}this {what} was not recorded"
+        answer: str = await getattr(self._live, tool)(argument)
         if not answer.startswith(ERROR):
             self._cassette.put(tool, argument, answer)
         return answer

@@ -44,12 +44,12 @@ def language_of(environment: Any) -> Language:
     if isinstance(space, spaces.Text):
         return Language("", lambda _, observation: str(observation), None)
     if isinstance(space, spaces.Discrete):
-        first = int(space.start)
-        return Language("", _as_it_is, [str(number) for number in range(first, first + int(space.n))])
+        numbers = range(int(space.start), int(space.start) + int(space.n))
+        return Language("", _numbers, list(map(str, numbers)))
     raise ValueError(f"actions of {space} have no text: wrap the environment, to make its action space Text")
 
 
-def _as_it_is(environment: Any, observation: Any) -> str:
+def _numbers(environment: Any, observation: Any) -> str:
     return f"Observation: {getattr(observation, 'tolist', lambda: observation)()}"
 
 

@@ -35,11 +35,10 @@ class InstructionMetadata(BaseModel):
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:
-        if len(self.kwargs) != len(self.instruction_id_list):
-            raise ValueError(
-                f"`kwargs` must have an entry for each of instruction_id_list, got {len(self.kwargs)} for "
-                f"{len(self.instruction_id_list)}"
-            )
+        entries, names = len(self.kwargs), len(self.instruction_id_list)
+        if entries != names:
+            wanted = "an entry for each of instruction_id_list"
+            raise ValueError(f"`kwargs` must have {wanted}, got {entries} for {names}")
         return self
 
 
@@ -52,15 +51,10 @@ class InstructionRequest(VerifyRequest):
     @model_validator(mode="before")
     @classmethod
     def _from_the_top_level(cls, row: Any) -> Any:
-        if not isinstance(row, dict):
-            return row
-        metadata = row.get("verifier_metadata") or {}
+        metadata = (row.get("verifier_metadata") or {}) if isinstance(row, dict) else None
         if not isinstance(metadata, dict):
             return row
-        return {
-            **row,
-            "verifier_metadata": {**{key: row[key] for key in _OLD_PLACES if key in row}, **metadata},
-        }
+        return {**row, "verifier_metadata": {key: row[key] for key in _OLD_PLACES if key in row} | metadata}
 
 
 class InstructionVerdict(Verdict):

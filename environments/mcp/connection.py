@@ -183,10 +183,7 @@ class McpConnection:
                 message = f"{self._server} ended; the next call starts a new one, without the old one's state"
                 raise ToolFailed(message) from None
             raise ToolFailed(f"{name}: {error.message}") from None
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:  # an answer that is not what the protocol or the schema says
+        except (ValueError, RuntimeError) as error:  # not what the protocol or the schema says
             raise ToolFailed(f"{name} gave an invalid answer: {error}") from error
 
     async def _live(self, ready: asyncio.Future[Client]) -> None:
@@ -197,13 +194,11 @@ class McpConnection:
                 await self._end.wait()
         except Exception as error:  # of the server's start, or of its end
             cause = _first(error)
+            what = f"{type(cause).__name__}: {cause}"
             if ready.done():
-                logger.warning(
-                    "the connection to %s ended: %s: %s", self._server, type(cause).__name__, cause
-                )
+                logger.warning("the connection to %s ended: %s", self._server, what)
             else:
-                message = f"cannot connect to {self._server}: {type(cause).__name__}: {cause}"
-                ready.set_exception(Unavailable(message))
+                ready.set_exception(Unavailable(f"cannot connect to {self._server}: {what}"))
         finally:
             self.lost = True
             ready.cancel()

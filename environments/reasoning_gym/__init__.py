@@ -115,11 +115,9 @@ class ReasoningGym(ResourcesServer):
 
     async def _scored(self, task: str, answer: str, request: ReasoningRequest) -> Scored:
         config = self.config
-        item = {
-            "question": request.question,
-            "metadata": request.metadata.model_dump(),
-            **({} if request.answer is None else {"answer": request.answer}),
-        }
+        item = request.model_dump(include={"question", "metadata", "answer"})
+        if request.answer is None:
+            del item["answer"]
         if len(answer) > config.max_answer_chars:
             return Scored(0.0, f"it is longer than {config.max_answer_chars} characters")
         if strange_number(answer, item):

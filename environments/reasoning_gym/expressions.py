@@ -21,8 +21,6 @@ from typing import Any, TypeVar
 
 import mpmath
 
-__all__ = ["NotAnExpression", "Polynomial", "arithmetic", "expanded", "is_antiderivative"]
-
 V = TypeVar("V")
 
 MAX_CHARS = 2_000  # length of an expression
@@ -126,9 +124,6 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-# Arithmetic
-
-
 @dataclass(frozen=True)
 class Arithmetic:
     """The exact value of an expression of numbers with ``+ - * /``, and its numbers from left to right."""
@@ -139,20 +134,14 @@ class Arithmetic:
     def __neg__(self) -> Arithmetic:
         return Arithmetic(-self.value, self.numbers)
 
-    def __add__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value + other.value)
+    @staticmethod
+    def _by(operation: Callable[[Fraction, Fraction], Fraction]) -> Callable[[Any, Any], Arithmetic]:
+        return lambda one, other: Arithmetic(
+            _bounded(operation(one.value, other.value)), one.numbers + other.numbers
+        )
 
-    def __sub__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value - other.value)
-
-    def __mul__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value * other.value)
-
-    def __truediv__(self, other: Arithmetic) -> Arithmetic:
-        return self._with(other, self.value / other.value)
-
-    def _with(self, other: Arithmetic, value: Fraction) -> Arithmetic:
-        return Arithmetic(_bounded(value), self.numbers + other.numbers)
+    __add__, __sub__ = _by(operator.add), _by(operator.sub)
+    __mul__, __truediv__ = _by(operator.mul), _by(operator.truediv)
 
 
 def arithmetic(text: str) -> Arithmetic:
@@ -160,9 +149,6 @@ def arithmetic(text: str) -> Arithmetic:
     or divides by zero.
     """
     return read(text, lambda number: Arithmetic(number, (number,)), {})
-
-
-# Polynomials
 
 
 @dataclass(frozen=True)
@@ -232,8 +218,6 @@ def expanded(text: str, variables: Collection[str]) -> Polynomial:
     names = {name: Polynomial({tuple(int(other == name) for other in order): Fraction(1)}) for name in order}
     return read(text, lambda number: Polynomial({zero: number} if number else {}), names)
 
-
-# Antiderivatives
 
 _DIGITS = 50
 _TOLERANCE = "1e-20"

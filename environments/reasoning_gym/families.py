@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from gym_serve.environments.reasoning_gym.expressions import (
@@ -24,17 +25,6 @@ from gym_serve.environments.reasoning_gym.expressions import (
     is_antiderivative,
 )
 from gym_serve.grading import plain_answer, same_number
-
-__all__ = [
-    "LITERALS",
-    "REFUTED",
-    "SCORED_HERE",
-    "WITHOUT_ANSWER",
-    "as_spelled",
-    "hedged",
-    "score_here",
-    "strange_number",
-]
 
 Item = Mapping[str, Any]  # an item of the package: ``question``, ``answer``, ``metadata``
 
@@ -67,19 +57,10 @@ def score_here(family: str, answer: str, item: Item) -> tuple[float, str | None]
     return 1.0, None
 
 
-# Numbers
-
-
-def _countdown(answer: str, item: Item) -> None:
-    _game(answer, item["metadata"]["numbers"], item["metadata"]["target"], 0.05)
-
-
-def _puzzle24(answer: str, item: Item) -> None:
-    _game(answer, item["metadata"]["numbers"], 24, _WRONG)
-
-
-def _game(answer: str, numbers: list[int], target: int, close: float) -> None:
+def _game(answer: str, item: Item, *, close: float, target: int | None = None) -> None:
     """All the numbers, each once, make the target exactly; ``close`` is for an expression that does not."""
+    numbers = item["metadata"]["numbers"]
+    target = item["metadata"]["target"] if target is None else target
     wanted = sorted(map(Fraction, numbers))
     try:
         found = arithmetic(answer)
@@ -99,9 +80,6 @@ def _bitwise_arithmetic(answer: str, item: Item) -> None:
         raise Unsolved("it is no integer") from None
     if value != int(item["answer"], 0):
         raise Unsolved("it is another number")
-
-
-# Algebra
 
 
 def _polynomial_multiplication(answer: str, item: Item) -> None:
@@ -124,9 +102,6 @@ def _integration(answer: str, item: Item) -> None:
         raise Unsolved("its derivative is not the integrand")
 
 
-# Whatever the answer
-
-
 def _game_of_life_halting(answer: str, item: Item) -> None:
     # The package compares bool(answer) with bool(item["answer"]): two texts that are not empty.
     if answer.strip().lower() != item["answer"].lower():
@@ -135,11 +110,11 @@ def _game_of_life_halting(answer: str, item: Item) -> None:
 
 SCORED_HERE: Mapping[str, Callable[[str, Item], None]] = {
     "bitwise_arithmetic": _bitwise_arithmetic,
-    "countdown": _countdown,
+    "countdown": partial(_game, close=0.05),
     "game_of_life_halting": _game_of_life_halting,
     "intermediate_integration": _integration,
     "polynomial_multiplication": _polynomial_multiplication,
-    "puzzle24": _puzzle24,
+    "puzzle24": partial(_game, close=_WRONG, target=24),
     "simple_integration": _integration,
 }  # what scores an answer of a family; raises `Unsolved` for a wrong one
 

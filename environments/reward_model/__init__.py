@@ -48,12 +48,6 @@ def conversation_of(
     return chat
 
 
-def scoring_request(messages: list[JSON], head: Head, *, sigmoid: bool) -> JSON:
-    """The body for ``/pooling`` (scalar) or ``/classify`` (classes)."""
-    body: JSON = {"messages": messages, "add_generation_prompt": False}
-    return {**body, "task": "classify", "use_activation": sigmoid} if head == "scalar" else body
-
-
 def read_score(answer: JSON, head: Head, class_index: int) -> Score:
     """The score in an answer. Raises VerifierFailed: there is none: another head, another class count, or not
     a finite number.
@@ -66,9 +60,8 @@ def read_score(answer: JSON, head: Head, class_index: int) -> Score:
     if head == "scalar" and len(values) != 1:
         raise VerifierFailed(f"the reward model has {len(values)} outputs, but a scalar head has one")
     if head == "classes" and class_index >= len(values):
-        raise VerifierFailed(
-            f"the reward model has {len(values)} classes, so `class_index` {class_index} does not exist"
-        )
+        lack = f"so `class_index` {class_index} does not exist"
+        raise VerifierFailed(f"the reward model has {len(values)} classes, {lack}")
     value = values[0 if head == "scalar" else class_index]
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise VerifierFailed(f"the reward model's score is not a finite number: {str(value)[:50]}")
@@ -127,15 +120,18 @@ class RewardModel(ResourcesServer):
         """Score the conversation."""
         config = self.config
         params, output = request.responses_create_params, request.response.output
-        size = len(str(output))
+        size, is_scalar = len(str(output)), config.head == "scalar"
 
         async def ask(chars: int) -> Answer[Score]:
             shown = conversation_of(params, output, config.conversation, None if chars == size else chars)
+            body: JSON = {"messages": shown, "add_generation_prompt": False}
+            if is_scalar:
+                body |= {"task": "classify", "use_activation": config.sigmoid}
             return await self._calls.ask(
                 config.reward_model,
-                scoring_request(shown, config.head, sigmoid=config.sigmoid),
+                body,
                 lambda answer: read_score(answer, config.head, config.class_index),
-                protocol="pooling" if config.head == "scalar" else "classify",
+                protocol="pooling" if is_scalar else "classify",
             )
 
         answer = await ask_within(ask, size)

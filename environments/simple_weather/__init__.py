@@ -73,19 +73,14 @@ class SimpleWeather(ResourcesServer):
         answer = _final_answer(request.response)
         cities = request.verifier_metadata.cities if request.verifier_metadata else None
         if cities is None:
-            done = bool(session.asked and answer.strip())
-            reason = (
-                None if done else "the tool was not asked" if answer.strip() else "there is no final answer"
-            )
-            return WeatherVerdict(reward=float(done), reason=reason, not_asked=[], not_reported=[])
+            reason = None if session.asked else "the tool was not asked"
+            reason = reason if answer.strip() else "there is no final answer"
+            return WeatherVerdict(reward=float(reason is None), reason=reason, not_asked=[], not_reported=[])
         not_asked = [city for city in cities if city_key(city) not in session.asked]
         not_reported = [city for city in cities if not mentions(answer, weather_in(city))]
-        reward = 0.0 if not_asked or not_reported else 1.0
-        reasons = [f"not asked for: {', '.join(not_asked)}"] if not_asked else []
-        reasons += (
-            [f"not in the final answer: the weather in {', '.join(not_reported)}"] if not_reported else []
-        )
-        reason = "; ".join(reasons) or None
+        faults = {"not asked for: ": not_asked, "not in the final answer: the weather in ": not_reported}
+        reason = "; ".join(what + ", ".join(cities) for what, cities in faults.items() if cities) or None
+        reward = float(reason is None)
         return WeatherVerdict(reward=reward, reason=reason, not_asked=not_asked, not_reported=not_reported)
 
 

@@ -155,10 +155,6 @@ def _with_states(text: str) -> str:
     return _listed(_STATE.sub(lambda name: _STATES[name[0]].upper(), text)).lower()
 
 
-def _symbols(text: str) -> str:
-    return text.translate(_SYMBOLS)
-
-
 def _split_unit(text: str) -> tuple[str, str]:
     """``text`` without the unit at its end, and the unit; no unit where nothing is measured."""
     match = _UNIT.search(text)
@@ -171,7 +167,7 @@ def _split_unit(text: str) -> tuple[str, str]:
 
 
 def _measured(text: str, *, plain: bool = False) -> _Measured:
-    base, unit = _split_unit(_symbols(_plain(text) if plain else text))
+    base, unit = _split_unit((_plain(text) if plain else text).translate(_SYMBOLS))
     signs = _MONEY_OR_PERCENT.findall(text)
     names = {sign.lstrip("\\") for sign in signs}
     if "\\$" not in signs and signs.count("$") % 2 == 0:

@@ -19,18 +19,9 @@ from gym_serve.workers import WorkerPool, WorkFailed
 
 _WORK = Path(__file__).with_name("worker.py")
 
-ErrorType = Literal[
-    "empty_response",
-    "parse_error",
-    "validation_error",
-    "limit_exceeded",
-    "api_error",
-    "missing_tool_call",
-    "multiple_tool_calls",
-    "wrong_tool_name",
-    "tool_arguments_parse_error",
-    "missing_tool_payload_key",
-]
+_OfText = Literal["empty_response", "parse_error", "validation_error", "limit_exceeded", "api_error"]
+_OfCalls = Literal["missing_tool_call", "multiple_tool_calls", "wrong_tool_name"]
+ErrorType = _OfText | _OfCalls | Literal["tool_arguments_parse_error", "missing_tool_payload_key"]
 
 
 class StructuredRequest(VerifyRequest):
@@ -57,27 +48,16 @@ class _Fault(NamedTuple):
     message: str
 
 
+_STYLES = (
+    *("response_mode", "tool_schema_mode", "tool_choice", "parallel_tool_calls", "num_tools"),
+    *("has_distractors", "instruction_layout", "instruction_detail_level", "system_instruction_style"),
+    *("tool_name_style", "distractor_style", "tool_union_mode"),
+)
 _DESCRIPTIONS = (
     Breakdown("schema_type", missing="unknown"),
     Breakdown("problem_type"),
     Breakdown("schema_repr", prefix="repr_"),
-    *(
-        Breakdown(field, prefix=f"{field}_")
-        for field in (
-            "response_mode",
-            "tool_schema_mode",
-            "tool_choice",
-            "parallel_tool_calls",
-            "num_tools",
-            "has_distractors",
-            "instruction_layout",
-            "instruction_detail_level",
-            "system_instruction_style",
-            "tool_name_style",
-            "distractor_style",
-            "tool_union_mode",
-        )
-    ),
+    *(Breakdown(field, prefix=f"{field}_") for field in _STYLES),
 )
 
 

@@ -141,10 +141,9 @@ def ecma(pattern: str) -> str:
 
 def _multiple_of(validator: Any, factor: Any, value: Any, schema: JSON) -> _Errors:
     """By the decimal digits that both are written with: 19.99 is a multiple of 0.01."""
-    if (
-        validator.is_type(value, "number")
-        and (Fraction(repr(value)) / Fraction(repr(factor))).denominator != 1
-    ):
+    if not validator.is_type(value, "number"):
+        return
+    if (Fraction(repr(value)) / Fraction(repr(factor))).denominator != 1:
         yield jsonschema.ValidationError(f"{str(value)[:80]} is not a multiple of {factor}")
 
 

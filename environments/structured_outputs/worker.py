@@ -110,24 +110,19 @@ def _yaml(text: str) -> Any:
         raise Unparsable(f"{type(error).__name__}: {error}") from None
 
 
-def _xml(text: str) -> Any:
-    return xmltodict.parse(text)  # which refuses entities, so nothing in it can grow
-
-
 def _csv(text: str) -> list[dict[str, str]]:
     header, *rows = filter(None, csv.reader(io.StringIO(text)))
     _check_keys(header)
     # A field without a column gets a name, so that the validator sees it; one that lacks is missing.
-    names = header + [
-        f"column {number}" for number in range(len(header) + 1, max(map(len, rows), default=0) + 1)
-    ]
+    longest = max(map(len, rows), default=0)
+    names = header + [f"column {number}" for number in range(len(header) + 1, longest + 1)]
     return [dict(zip(names, fields, strict=False)) for fields in rows]
 
 
 _PARSERS: dict[Format, Callable[[str], Any]] = {
     "json": _json,
     "yaml": _yaml,
-    "xml": _xml,
+    "xml": xmltodict.parse,  # it refuses entities, so nothing in it can grow
     "toml": tomllib.loads,
     "csv": _csv,
 }
@@ -135,8 +130,7 @@ _PARSERS: dict[Format, Callable[[str], Any]] = {
 
 def _check_size(value: Any) -> None:
     # Shared parts count each time that they occur: a validator would walk through them as often.
-    nodes = 0
-    level = [value]
+    nodes, level = 0, [value]
     for _ in range(_MAX_DEPTH):
         inner: list[Any] = []
         for item in level:

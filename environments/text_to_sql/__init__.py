@@ -85,11 +85,12 @@ FailureReason = Literal[
 ]
 
 
+_UNEQUAL: dict[str, FailureReason] = {"failed": "execution_failed", "different": "execution_differs"}
+
+
 def _dialect(name: Any) -> Any:
-    if not isinstance(name, str):
-        return name
-    name = name.strip().lower()
-    return _ALIASES.get(name, name)
+    name = name.strip().lower() if isinstance(name, str) else name
+    return _ALIASES.get(name, name) if isinstance(name, str) else name
 
 
 class SqlRequest(VerifyRequest):
@@ -175,19 +176,12 @@ class TextToSql(ResourcesServer):
         query = await asyncio.to_thread(extract_sql, text)  # a long text of fences takes a while
         if query is None:
             return self._verdict(request, text, None, "no_sql_extracted")
-        execution = await self._execution(request, query)
-        if execution is not None and execution.outcome in ("failed", "different"):
-            reason: FailureReason = (
-                "execution_failed" if execution.outcome == "failed" else "execution_differs"
-            )
-            return self._verdict(request, text, query, reason, execution=execution)
-        ballots = await self._ballots(request, query)
-        return self._verdict(request, text, query, "none", execution=execution, ballots=ballots)
-
-    async def _execution(self, request: SqlRequest, query: str) -> Execution | None:
-        if self._runner is None or request.sql_dialect != "sqlite" or not request.sql_context.strip():
-            return None
-        return await self._runner.check(request.sql_context, request.sql, query)
+        execution = None
+        if self._runner is not None and request.sql_dialect == "sqlite" and request.sql_context.strip():
+            execution = await self._runner.check(request.sql_context, request.sql, query)
+        reason = _UNEQUAL.get(execution.outcome, "none") if execution is not None else "none"
+        ballots = await self._ballots(request, query) if reason == "none" else []
+        return self._verdict(request, text, query, reason, execution=execution, ballots=ballots)
 
     async def _ballots(self, request: SqlRequest, query: str) -> list[Ballot]:
         config = self.config
@@ -235,9 +229,9 @@ class TextToSql(ResourcesServer):
     ) -> str | None:
         if reason == "no_sql_extracted":
             return f"no query found; {ending(text)}"
-        if reason in ("execution_failed", "execution_differs") and execution is not None:
-            said = "the query failed" if reason == "execution_failed" else "the query has another result"
-            return f"{said}: {excerpt(execution.detail or '', 200)}"
+        if reason != "none" and execution is not None:
+            what = "the query failed" if reason == "execution_failed" else "the query has another result"
+            return f"{what}: {excerpt(execution.detail or '', 200)}"
         return dissent(ballots, self.config.judge_equal_label)
 
 

@@ -159,10 +159,9 @@ def _same_rows(narrow: Rows, wide: Rows, places: Sequence[int]) -> bool:
 
 def _row_key(row: Sequence[Any]) -> list[tuple[int, float, str]]:
     """Sorts rows: what is equal but for rounding comes to the same place."""
-    numbers = map(_number, row)
     return [
-        (1, 0.0, repr(value)) if number is None else (0, float(f"{number:.3g}"), "")
-        for value, number in zip(row, numbers, strict=True)
+        (1, 0.0, repr(value)) if (number := _number(value)) is None else (0, float(f"{number:.3g}"), "")
+        for value in row
     ]
 
 
@@ -191,8 +190,7 @@ def _columns(rows: Rows) -> list[_Column]:
         numbers: list[int | float] = []
         others: Counter[Any] = Counter()
         for value in values:
-            number = _number(value)
-            if number is None:
+            if (number := _number(value)) is None:
                 others[value] += 1
             else:
                 numbers.append(number)
@@ -211,11 +209,8 @@ def _number(value: Any) -> int | float | None:
 
 
 def _same_values(first: _Column, second: _Column) -> bool:
-    return (
-        first.others == second.others
-        and len(first.numbers) == len(second.numbers)
-        and all(map(_same_number, first.numbers, second.numbers))
-    )
+    is_like = first.others == second.others and len(first.numbers) == len(second.numbers)
+    return is_like and all(map(_same_number, first.numbers, second.numbers))
 
 
 def _same_number(first: int | float, second: int | float) -> bool:

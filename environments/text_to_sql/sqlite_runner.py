@@ -14,17 +14,8 @@ from typing import Any
 _ACTIONS = frozenset(
     getattr(sqlite3, f"SQLITE_{name}")
     for name in (
-        *(
-            "SELECT",
-            "READ",
-            "RECURSIVE",
-            "FUNCTION",
-            "INSERT",
-            "UPDATE",
-            "DELETE",
-            "TRANSACTION",
-            "SAVEPOINT",
-        ),
+        *("SELECT", "READ", "RECURSIVE", "FUNCTION", "INSERT"),
+        *("UPDATE", "DELETE", "TRANSACTION", "SAVEPOINT"),
         *("CREATE_TABLE", "CREATE_INDEX", "CREATE_VIEW", "CREATE_TRIGGER"),
         *("CREATE_TEMP_TABLE", "CREATE_TEMP_INDEX", "CREATE_TEMP_VIEW", "CREATE_TEMP_TRIGGER"),
         *("DROP_TABLE", "DROP_INDEX", "DROP_VIEW", "DROP_TRIGGER"),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gym_serve.grading import decode_arguments, excerpt, listed, pair_up
+from gym_serve.grading import decode_arguments, excerpt, listed, listed_calls, pair_up
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 
@@ -237,11 +237,8 @@ class ToolArgumentComparison(ResourcesServer):
         if not calls:
             return Outcome(0.0, Category.NO_CALL)
         wanted = [expected] if isinstance(expected, ExpectedCall) else expected.calls
-        return compare_calls(
-            [Action(call.name, call.arguments) for call in wanted],
-            calls,
-            self.config.tool_call_comparator_config,
-        )
+        actions = [Action(call.name, call.arguments) for call in wanted]
+        return compare_calls(actions, calls, self.config.tool_call_comparator_config)
 
 
 def _reason(outcome: Outcome, request: ActionRequest) -> str:
@@ -251,6 +248,6 @@ def _reason(outcome: Outcome, request: ActionRequest) -> str:
     else:
         calls = [expected] if isinstance(expected, ExpectedCall) else expected.calls
         wanted = listed(f"{call.name}({call.arguments})" for call in calls)
-    made = [f"{call.get('name')}({call.get('arguments')})" for call in request.response.function_calls]
-    found = f"the calls {listed(made)}" if made else f"the text {excerpt(request.response.output_text)}"
+    made, text = request.response.function_calls, request.response.output_text
+    found = f"the calls {listed_calls(made)}" if made else f"the text {excerpt(text)}"
     return f"{outcome.category.value}: expected {wanted}, found {found}"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from gym_serve.grading import arguments_of, excerpt, listed, same_value
+from gym_serve.grading import arguments_of, excerpt, is_call, listed_calls
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.types.requests import JSON
@@ -70,12 +70,10 @@ class ToolCallMultireward(ResourcesServer):
         items = (item.get("type", "message") for item in request.response.output)
         expected = request.expected_call
         declared = _declared(request.responses_create_params)
-        correct = any(_is_expected(name, arguments, expected) for name, arguments in calls)
-        known = next(
-            ((name, arguments) for name, arguments in calls if isinstance(name, str) and name in declared),
-            None,
-        )
-        valid = known is not None and _is_complete(known[1], declared[known[0]])
+        correct = any(is_call(*call, expected.name, expected.arguments) for call in calls)
+        known = next((call for call in calls if isinstance(call[0], str) and call[0] in declared), None)
+        required = ((declared[known[0]] or {}).get("required") or []) if known else []
+        valid = known is not None and known[1] is not None and all(key in known[1] for key in required)
         alone = len(calls) == 1 and "message" not in items
         components = {"correctness": float(correct), "schema_valid": float(valid), "format": float(alone)}
         faults = [
@@ -83,9 +81,7 @@ class ToolCallMultireward(ResourcesServer):
             *([] if valid else ["no call of a declared tool has all its required parameters"]),
             *([] if alone else ["it is not one call and nothing else"]),
         ]
-        made = listed(
-            f"{call.get('name')}({call.get('arguments')})" for call in request.response.function_calls
-        )
+        made = listed_calls(request.response.function_calls)
         return MultirewardVerdict(
             reward=sum(components.values()),
             reason=f"{'; '.join(faults)}; the calls made: {made}" if faults else None,
@@ -97,23 +93,7 @@ class ToolCallMultireward(ResourcesServer):
         )
 
 
-def _is_expected(name: Any, arguments: JSON | None, expected: ExpectedCall) -> bool:
-    return (
-        name == expected.name
-        and arguments is not None
-        and all(
-            key in arguments and same_value(arguments[key], value)
-            for key, value in expected.arguments.items()
-        )
-    )
-
-
 def _declared(params: JSON) -> dict[Any, Any]:
     """The parameters of the row's tools, by name."""
     tools = (tool for tool in params.get("tools") or [] if isinstance(tool, dict))
     return {tool["name"]: tool.get("parameters") for tool in tools if isinstance(tool.get("name"), str)}
-
-
-def _is_complete(arguments: JSON | None, parameters: Any) -> bool:
-    required = (parameters or {}).get("required") or []
-    return arguments is not None and all(key in arguments for key in required)

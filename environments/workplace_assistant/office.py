@@ -22,8 +22,6 @@ Table = dict[str, Record]
 
 NOW = datetime(2026, 3, 12, 9, 0)  # the office's time, a Thursday
 
-ME = "jo.marsh@heron.example"  # address of the user, who sends the e-mails and calls the meetings
-
 TABLES = ("directory", "emails", "events", "tasks", "customers", "visits", "plots")
 """Names of the tables; each record has an ``id``."""
 

@@ -277,10 +277,6 @@ _add("calendar_update_event", *_update("events", "an event", _EVENT, about=_NEW_
 _add("calendar_delete_event", *_delete("events", "an event"))
 
 
-def _addresses(office: Office, name: str) -> list[str]:
-    return [record["email"] for record in records_of(office.tables["directory"], name, ("name", "email"))]
-
-
 def _send(office: Office, recipient: str, subject: str, body: str) -> Record:
     if not records_of(office.tables["directory"], email=recipient) and not records_of(
         office.tables["customers"], customer_email=recipient
@@ -305,7 +301,9 @@ _add(
     "company_directory_find_email_address",
     "Find the e-mail addresses of colleagues by name.",
     {"name": (Query, "First name, last name, or a part of one.")},
-    lambda office, name: _addresses(office, name)[:MAX_RESULTS],
+    lambda office, name: [
+        record["email"] for record in records_of(office.tables["directory"], name, ("name", "email"))
+    ][:MAX_RESULTS],
     list[str],
 )
 _add(

@@ -13,7 +13,8 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
@@ -165,16 +166,12 @@ class Workspace(ResourcesServer):
         Args:
             command: The command, for bash.
         """
-        box, limit = _box_of(session), self.config.command_timeout
+        box, limit, words = _box_of(session), self.config.command_timeout, ["-c", _SHELL, "bash", command]
         async with session.lock:
-            try:
+            with _refusals():
                 done = await box.exec(
-                    ["/bin/bash", "-c", _SHELL, "bash", command],
-                    timeout=limit,
-                    output_limit=self.config.max_output_bytes,
+                    ["/bin/bash", *words], timeout=limit, output_limit=self.config.max_output_bytes
                 )
-            except SandboxRefused as error:
-                raise ToolFailed(str(error)) from None
         note = {
             "timeout": f"killed after {limit:g} s; directory and variables are those of before",
             "memory": "killed: it took more memory than there is",
@@ -188,10 +185,8 @@ class Workspace(ResourcesServer):
         Args:
             path: Its path, from the work folder.
         """
-        try:
+        with _refusals():
             data = await _box_of(session).read(path, limit=self.config.max_output_bytes)
-        except SandboxRefused as error:
-            raise ToolFailed(str(error)) from None
         return data.decode("utf-8", "replace")
 
     @tool
@@ -202,10 +197,8 @@ class Workspace(ResourcesServer):
             path: Its path, from the work folder.
             content: The whole text.
         """
-        try:
+        with _refusals():
             await _box_of(session).write(path, content.encode("utf-8", "surrogatepass"))
-        except SandboxRefused as error:
-            raise ToolFailed(str(error)) from None
         return f"wrote {path}"
 
     @tool
@@ -219,15 +212,13 @@ class Workspace(ResourcesServer):
         """
         box = _box_of(session)
         async with session.lock:
-            try:
+            with _refusals():
                 text = (await box.read(path)).decode("utf-8", "surrogateescape")
                 if (count := text.count(old)) != 1 or not old:
                     raise ToolFailed(f"`old` must occur once in {path}, and occurs {count} times")
                 mode = (await box.exec(["stat", "-c", "%a", path], timeout=60)).stdout
                 changed = text.replace(old, new).encode("utf-8", "surrogateescape")
                 await box.write(path, changed, mode=int(mode or b"644", 8))
-            except SandboxRefused as error:
-                raise ToolFailed(str(error)) from None
         return f"edited {path}"
 
     # The solution
@@ -329,10 +320,19 @@ class Workspace(ResourcesServer):
                 continue
             except ValueError as error:
                 return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **told)
-            reward = _reward(rewards)
+            reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
             reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
             return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **told)
         return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **told)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the box refuses is the tool's answer."""
+    try:
+        yield
+    except SandboxRefused as error:
+        raise ToolFailed(str(error)) from None
 
 
 def _box_of(session: Workspace.Session) -> Sandbox:
@@ -353,7 +353,3 @@ def _rewards(name: str, data: bytes) -> dict[str, float]:
     ):
         raise ValueError("it must be finite numbers")
     return {str(key): float(each) for key, each in rewards.items()}
-
-
-def _reward(rewards: dict[str, float]) -> float:
-    return rewards.get("reward", sum(rewards.values()) / len(rewards))

@@ -126,12 +126,11 @@ class _Step:
     async def _run(self, box: Any, text: str) -> None:
         if text.startswith(("--", "<<")):
             raise SandboxRefused("RUN with flags or a here-document is not supported by this provider")
-        settings = self._settings
+        settings, limit = self._settings, self._timeout
         command: Any = json.loads(text) if text.startswith("[") else text
-        await box.exec(["mkdir", "-p", settings.workdir], timeout=self._timeout)
-        done = await box.exec(
-            command, timeout=self._timeout, cwd=settings.workdir, env=settings.env, user=settings.user
-        )
+        await box.exec(["mkdir", "-p", settings.workdir], timeout=limit)
+        place = {"cwd": settings.workdir, "env": settings.env, "user": settings.user}
+        done = await box.exec(command, timeout=limit, **place)
         if done.ended == "timeout":
             raise Unavailable(f"{self._folder / DOCKERFILE}: RUN took more than {self._timeout:g} s")
         if not done.ok:
@@ -142,9 +141,8 @@ class _Step:
         flags = [word for word in words if word.startswith("--")]
         *sources, place = [_expanded(word, self._settings.env) for word in words if not word.startswith("--")]
         if flags or not sources or any("://" in source for source in sources):
-            raise SandboxRefused(
-                f"{name} with flags, from an image or a URL is not supported by this provider"
-            )
+            lack = "is not supported by this provider"
+            raise SandboxRefused(f"{name} with flags, from an image or a URL {lack}")
         target = os.path.join(self._settings.workdir, place)
         into = place.endswith("/") or len(sources) > 1 or place in (".", "..")
         for source in sources:

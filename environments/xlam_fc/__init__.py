@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator
 
-from gym_serve.grading import arguments_of, decoded_arguments, excerpt, listed, pair_up, same_value
+from gym_serve.grading import arguments_of, decoded_arguments, excerpt, is_call, listed_calls, pair_up
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 
@@ -50,7 +50,9 @@ class XlamFc(ResourcesServer):
         expected = request.expected_answers
         calls = request.response.function_calls
         given = [(call.get("name"), decoded_arguments(call)) for call in calls]
-        fits = [[i for i, call in enumerate(given) if _fits(*call, one)] for one in expected]
+        fits = [
+            [i for i, call in enumerate(given) if is_call(*call, one.name, one.arguments)] for one in expected
+        ]
         made = pair_up(fits)
         right = len(made) == len(expected) == len(given)
         missing = [one for number, one in enumerate(expected) if number not in made]
@@ -60,26 +62,12 @@ class XlamFc(ResourcesServer):
             num_expected=len(expected),
             num_predicted=len(given),
             num_correct=len(made),
-            predicted_calls=[
-                {"name": name, "arguments": {} if arguments is None else arguments}
-                for name, arguments in given
-            ],
+            predicted_calls=[{"name": name, "arguments": {} if a is None else a} for name, a in given],
         )
-
-
-def _fits(name: Any, arguments: Any, expected: ExpectedCall) -> bool:
-    return (
-        name == expected.name
-        and isinstance(arguments, dict)
-        and all(
-            key in arguments and same_value(arguments[key], value)
-            for key, value in expected.arguments.items()
-        )
-    )
 
 
 def _reason(missing: list[ExpectedCall], calls: list[dict[str, Any]], num_expected: int) -> str:
-    made = listed(f"{call.get('name')}({call.get('arguments')})" for call in calls)
+    made = listed_calls(calls)
     if missing:
         first = missing[0]
         return f"no call is {first.name}({excerpt(first.arguments)}); the calls made: {made}"

@@ -20,13 +20,14 @@ from gym_serve.grading.function_calls import (
     arguments_of,
     decode_arguments,
     decoded_arguments,
+    is_call,
     pair_up,
     same_value,
 )
 from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
 from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
-from gym_serve.grading.reasons import ending, excerpt, listed, not_in_the_box
+from gym_serve.grading.reasons import ending, excerpt, listed, listed_calls, not_in_the_box
 from gym_serve.types.arguments import MAX_DEPTH
 
 __all__ = [
@@ -43,9 +44,11 @@ __all__ = [
     "decoded_arguments",
     "ending",
     "excerpt",
+    "is_call",
     "last_box",
     "last_box_text",
     "listed",
+    "listed_calls",
     "not_in_the_box",
     "pair_up",
     "plain_answer",

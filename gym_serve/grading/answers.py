@@ -326,16 +326,12 @@ def _answer_at(text: str, start: int) -> str:
         line = LINE_MARK.sub("", text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE])
         box = _BOX.match(undecorated(line).lstrip("$ "))
         answer = (last_box(line) if box else None) or undecorated(line)
-        if answer and not line.startswith("```") and not _is_rule(answer):
+        if answer.strip("*_`~#-= \t>") and not line.startswith("```"):  # else it is a fence or a rule
             return answer
         if end < 0:
             break
         start = end + 1
     return ""
-
-
-def _is_rule(line: str) -> bool:
-    return not line.strip("*_`~#-= \t>")
 
 
 def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False) -> str:

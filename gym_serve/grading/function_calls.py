@@ -54,6 +54,15 @@ def same_value(first: Any, second: Any) -> bool:
     return isinstance(first, bool) == isinstance(second, bool) and bool(first == second)
 
 
+def is_call(name: Any, arguments: Any, expected: str, values: JSON) -> bool:
+    """Whether a call is of the expected function, and has these values among its arguments."""
+    return (
+        name == expected
+        and isinstance(arguments, dict)
+        and all(key in arguments and same_value(arguments[key], value) for key, value in values.items())
+    )
+
+
 def pair_up(candidates: Sequence[Sequence[int]]) -> set[int]:
     """The expected calls that can each have an actual call of their own, by index: a maximum bipartite
     matching (Kuhn's algorithm). Taking the first that fits could leave another expected call without any.

@@ -434,11 +434,6 @@ def _both_signs(term: str) -> str:
     return f"{positive}, -({positive})" if _PLUS_MINUS.match(term.strip()) else term
 
 
-def spelled_prose(text: str) -> str:
-    """Prose with its mixed and scientific numbers spelled as math-verify reads them."""
-    return _SCIENTIFIC.sub(_decimal, _MIXED.sub(_improper, text.translate(_SIGNS)))
-
-
 def ask(gold: str, answer: str) -> Question:
     r"""What there is to compare, of the right answer in ``\boxed{}`` and a text with the answer in it."""
     wanted = read(written_answer(gold) or "")
@@ -448,7 +443,8 @@ def ask(gold: str, answer: str) -> Question:
             return Question([], None, "no box, no line 'Answer: X' and no formula found")
         if _is_hedged(_COMPOUND.sub(lambda m: "0" if _total(m[0]) else m[0], answer)):
             return Question([], None, "it is denied, a bound, or one of several")
-        prose = spelled_prose(plain_numerals(answer))
+        prose = _MIXED.sub(_improper, plain_numerals(answer).translate(_SIGNS))
+        prose = _SCIENTIFIC.sub(_decimal, prose)
         written = _last_quantity(prose)
         if written is None:
             return Question([(_boxed(wanted.parts[0]), prose)], None, None)
@@ -600,9 +596,10 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
         head = text[: marked.start()]
         if degrees := _DEGREES.search(head):
             return head[: degrees.start()], f"°{_folded(words[int(marked[1])])}"
-        if head.strip() and "\0" not in head and _has_number(head) and _may_be_unit(words[int(marked[1])]):
-            return head, _canonical(words[int(marked[1])], marked[2])
-        return text, ""
+        name = words[int(marked[1])]
+        may_be_unit = not any(word in _NO_UNITS for word in re.findall(r"(?<!\\)\b[a-z]+", name.lower()))
+        has_number = "\0" not in head and re.search(r"\d|\\(?:pi|sqrt|frac)|[A-Za-z]", head)
+        return (head, _canonical(name, marked[2])) if has_number and may_be_unit else (text, "")
     if (degrees := _DEGREES.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
         return text[: degrees.start()], f"°{degrees[1].lower()}" if degrees[1] else "degree"
     plain = _PLAIN_UNIT.search(text)
@@ -618,14 +615,6 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if known or (named and space and _NUMBER_END.search(text[: plain.start()])):
         return text[: plain.start()], _canonical(name, plain[3])
     return text, ""
-
-
-def _may_be_unit(name: str) -> bool:
-    return not any(word in _NO_UNITS for word in re.findall(r"(?<!\\)\b[a-z]+", name.lower()))
-
-
-def _has_number(text: str) -> bool:
-    return re.search(r"\d|\\(?:pi|sqrt|frac)|[A-Za-z]", text) is not None
 
 
 def _canonical(unit: str, power: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
@@ -55,7 +56,9 @@ def compare(gold: str, answer: str) -> Comparison:
     r"""Compare the answer in a text with the right one, in ``\boxed{}``."""
     library = _library()
     _treat_alike(gold, answer)
-    formula = _without_units(library)
+    formula = library.LatexExtractionConfig()
+    # Units are read before, and not by dropping what follows.
+    formula = replace(formula, normalization_config=replace(formula.normalization_config, units=False))
     golds = library.parse(gold, (formula,), parsing_timeout=None)
     plain = library.ExprExtractionConfig()
     answers = library.parse(answer, (plain, formula), parsing_timeout=None)
@@ -132,14 +135,6 @@ def _treat_alike(*texts: str) -> None:
     are_complex = any(map(grader.should_treat_as_complex, texts))
     parser.should_treat_as_complex = lambda _: are_complex
     parser.parse_latex_cached.cache_clear()
-
-
-def _without_units(library: Any) -> Any:
-    """How math-verify reads formulas: units are read before, and not by dropping what follows."""
-    from dataclasses import replace
-
-    config = library.LatexExtractionConfig()
-    return replace(config, normalization_config=replace(config.normalization_config, units=False))
 
 
 def _compared_relatively(equal: Callable[..., bool]) -> Callable[..., bool]:

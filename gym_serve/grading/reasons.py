@@ -49,6 +49,11 @@ def listed(values: Any, limit: int = 5) -> str:
     return ", ".join(excerpt(value, 40) for value in values[:limit]) + more or "none"
 
 
+def listed_calls(calls: list[dict[str, Any]]) -> str:
+    """``function_call`` items as `listed` ones, ``name(arguments)``."""
+    return listed(f"{call.get('name')}({call.get('arguments')})" for call in calls)
+
+
 def _line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 

@@ -67,15 +67,10 @@ def _reply(work: Callable[[], Any], memory_bytes: int) -> bytes:
         message = f'"result": {text}' if len(text) < _MAX_REPLY else '"error": "its result is too long"'
     except Exception as error:
         spent = isinstance(error, MemoryError)
-        message = f'"error": {json.dumps(_reason(error))}'
+        reason = "it takes too much memory" if spent else f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        message = f'"error": {json.dumps(reason)}'
     spent = spent or _resident_bytes() > memory_bytes // 2
     return f'{{{message}, "spent": {json.dumps(spent)}}}\n'.encode()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return "it takes too much memory"
-    return f"{type(error).__name__}: {error}"[:_MAX_REASON]
 
 
 def _resident_bytes() -> int:

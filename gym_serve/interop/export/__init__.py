@@ -7,7 +7,7 @@ report.read, report.exported, report.dropped     # each dropped rollout has a re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -106,7 +106,7 @@ def export(
     path = Path(path)
     _check_place(path, overwrite)
     report = ExportReport(format, str(path))
-    chosen = _rewarded(report.reading(rollouts), report, min_reward)
+    chosen = report.reading(rollouts, min_reward)
     try:
         with exporter.sink.open(path, report) as write:
             for record in exporter.records(chosen, report, **checked):
@@ -124,14 +124,3 @@ def _check_place(path: Path, overwrite: bool) -> None:
     elif path.exists() and not (overwrite and path.is_file()):
         advice = "or overwrite it" if path.is_file() else "it is not a regular file"
         raise Conflict(f"{path} exists; choose another path, {advice}")
-
-
-def _rewarded(rollouts: Iterator[Rollout], report: ExportReport, least: float | None) -> Iterator[Rollout]:
-    def check(rollout: Rollout) -> Rollout:
-        if least is not None and not rollout.masked and rollout.reward < least:
-            raise NotExportable("low_reward", f"the reward is lower than {least:g}")
-        return rollout
-
-    for rollout in rollouts:
-        if report.attempt(check, rollout) is not None:
-            yield rollout

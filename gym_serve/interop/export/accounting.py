@@ -46,14 +46,18 @@ class ExportReport:
     def to_json(self) -> JSON:
         return asdict(self)
 
-    def reading(self, rollouts: Iterable[Any]) -> Iterator[Rollout]:
+    def reading(self, rollouts: Iterable[Any], min_reward: float | None = None) -> Iterator[Rollout]:
         for raw in rollouts:
             self.read += 1
             try:
-                yield Rollout.read(raw)
+                rollout = Rollout.read(raw)
+                if min_reward is not None and not rollout.masked and rollout.reward < min_reward:
+                    raise NotExportable("low_reward", f"the reward is lower than {min_reward:g}")
             except NotExportable as error:
                 id_ = raw.get("_ng_rollout_id") if isinstance(raw, dict) else None
                 _count(self.dropped, error, str(id_ or f"#{self.read}")[:100])
+            else:
+                yield rollout
 
     def attempt(self, convert: Callable[..., T], rollout: Rollout, **options: Any) -> T | None:
         """``convert(rollout)``, or None if it is not exportable, which is counted."""

@@ -163,12 +163,8 @@ def _final_metrics(usage: Any) -> JSON:
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    totals = {
-        "total_prompt_tokens": usage.get("input_tokens"),
-        "total_completion_tokens": usage.get("output_tokens"),
-        "total_cached_tokens": cached,
-    }
-    return {key: value for key, value in totals.items() if type(value) is int}
+    totals = {"prompt": usage.get("input_tokens"), "completion": usage.get("output_tokens"), "cached": cached}
+    return {f"total_{kind}_tokens": value for kind, value in totals.items() if type(value) is int}
 
 
 def _present(values: JSON) -> JSON:

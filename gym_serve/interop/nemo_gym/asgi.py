@@ -117,7 +117,8 @@ class McpTools:
         result = answer.get("result")
         if not isinstance(result, dict):
             raise ToolFailed(_message(answer))
-        text = "\n".join(_text(part) for part in result.get("content") or ())
+        parts = result.get("content") or ()
+        text = "\n".join(p["text"] if isinstance(p.get("text"), str) else f"[{p.get('type')}]" for p in parts)
         if result.get("isError"):
             raise ToolFailed(text or f"{name} failed")
         return text
@@ -137,12 +138,6 @@ def session_headers(seeded: Any) -> dict[str, str]:
     mcp = seeded.get("mcp") if isinstance(seeded, dict) else None
     headers = mcp.get("headers") if isinstance(mcp, dict) else None
     return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
-
-
-def _text(part: JSON) -> str:
-    """A part of a result as text; other media are only named."""
-    text = part.get("text")
-    return text if isinstance(text, str) else f"[{part.get('type')}]"
 
 
 def _message(answer: JSON) -> str:

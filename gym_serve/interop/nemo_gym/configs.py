@@ -255,7 +255,8 @@ class Translator:
         if value == MISSING and len(keys) > 1 and default is None:
             self._problem(path, f"${{{key}}} leads to nothing in the configs")
             return None
-        if value == MISSING or _is_secret(keys[-1], value):
+        is_secret = is_secret_name(keys[-1]) and isinstance(value, str) and value != "" and "${" not in value
+        if value == MISSING or is_secret:
             whole = ".".join(keys)
             return self.variable(variable_name(whole), whole, default)
         if keys in self._open:
@@ -269,11 +270,6 @@ class Translator:
 
     def _problem(self, path: tuple[str, ...], message: str) -> None:
         self.problems.append(f"{'.'.join(path)}: {message}")
-
-
-def _is_secret(key: str, value: Any) -> bool:
-    """Whether a value is a secret that is written out."""
-    return is_secret_name(key) and isinstance(value, str) and value != "" and "${" not in value
 
 
 def is_secret_name(key: str) -> bool:
