@@ -157,7 +157,6 @@ def test_code_blocks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    of_up: Path,
 ) -> None:
     for metric in METRICS:  # a page sees a process in which nothing happened before
         metric.clear()
@@ -168,7 +167,7 @@ def test_code_blocks(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    reader = Reader(page, tmp_path, address, capsys, of_up)
+    reader = Reader(page, tmp_path, address, capsys, request.getfixturevalue("of_up"))
     with reader.deployed:
         for block in blocks:
             reader.read(block)
