@@ -17,23 +17,8 @@ def reads(letter: str | None, *texts: str) -> list[tuple[str, str | None]]:
 
 pieces = st.sampled_from(
     [
-        r"\boxed{",
-        r"\text{",
-        "}",
-        "{",
-        "Answer",
-        "answer",
-        ":",
-        "**",
-        "A",
-        "b",
-        "C",
-        "Z",
-        "Venus",
-        "or",
-        ",",
-        "\n",
-        " ",
+        *(r"\boxed{", r"\text{", "}", "{", "Answer", "answer", ":", "**", "A", "b", "C", "Z", "Venus"),
+        *("or", ",", "\n", " "),
     ]
 )
 texts = st.lists(pieces, max_size=20).map("".join) | st.text()
