@@ -6,7 +6,7 @@ import json
 import os
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ import gym_serve.testing
 from gym_serve.observe.catalogue import METRICS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.sort(key=lambda page: page.stem == "collecting")  # it says what `down --all` prints
 ADDRESS = "http://127.0.0.1:8000"
 """Where a reader's graph answers; the cluster of the tests may have another port."""
 
@@ -40,14 +41,16 @@ class Reader:
     """Runs the blocks of a page one after the other."""
 
     def __init__(
-        self, page: Path, folder: Path, address: str | None, capture: pytest.CaptureFixture[str]
+        self, page: Path, folder: Path, address: str, capture: pytest.CaptureFixture[str], of_up: Path
     ) -> None:
+        self.of_up = of_up
         self.page = page
         self.folder = folder
         self.address = address
         self.capture = capture
         self.namespace: dict[str, Any] = {"__name__": page.stem}
         self.printed: str | None = None
+        self.up = ""
         self.deployed = ExitStack()
 
     def read(self, block: Block) -> None:
@@ -76,13 +79,12 @@ class Reader:
 
             self.deployed.enter_context(Gym.from_graph(words[2]))
         else:
-            if "gym-serve up" in block.text:
-                self.deployed.callback(self.take_down)
-            self.printed = run_bash(block, self.folder)
-
-    def take_down(self) -> None:
-        """Stop the page's Ray, if the page was not read to its end."""
-        run_bash(Block(0, "bash", "gym-serve down --all || true"), self.folder)
+            if found := re.search(r"gym-serve up graphs/(\w+)", block.text):
+                self.up = found[1]
+            if self.page != PAGES[-1]:  # the pages have one Ray of `up`
+                down = f"gym-serve down {self.up}"
+                block = block._replace(text=block.text.replace("gym-serve down --all", down))
+            self.printed = run_bash(block, self.folder, self.of_up)
 
     def text(self, block: Block) -> None:
         if self.printed is not None:
@@ -112,6 +114,15 @@ def address(cluster: str, deploy: Callable[..., Any]) -> str:
     """The cluster of the tests, with a graph that several pages deploy: they join it instead."""
     deploy(ROOT / "graphs" / "mcqa.yaml")
     return cluster
+
+
+@pytest.fixture(scope="module")
+def of_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where `gym-serve up` notes its Ray, which is stopped in the end if no page has done that."""
+    folder = tmp_path_factory.mktemp("state")
+    yield folder
+    if any(folder.rglob("*")):
+        run_bash(Block(0, "bash", "gym-serve down --all || true"), folder, folder)
 
 
 _WITHOUT_RAY = {"play", "validate", "list", "diff", "test", "conform"}
@@ -156,7 +167,7 @@ def test_code_blocks(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    reader = Reader(page, tmp_path, address, capsys)
+    reader = Reader(page, tmp_path, address, capsys, request.getfixturevalue("of_up"))
     with reader.deployed:
         for block in blocks:
             reader.read(block)

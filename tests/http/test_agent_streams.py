@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 from support.in_process import serving
+from support.replies import call, message, response
 
 from gym_serve import ModelServer, ResourcesServer, Unavailable, Verdict, VerifyRequest, tool
 from gym_serve.graph import resolve
@@ -41,10 +42,10 @@ class Slow(ModelServer):
         if "fail at once" in text:
             raise Unavailable("no model")
         first = isinstance(asked, str) or asked[-1].get("type") != "function_call_output"
-        response = _response(first)
+        told = _response(first)
         if "be cut off" in text:
-            response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        for event in response_events(response):
+            told |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        for event in response_events(told):
             delta = event.get("delta")
             if event["type"] != "response.output_text.delta" or not delta:
                 yield event
@@ -61,28 +62,8 @@ class Slow(ModelServer):
 
 
 def _response(first: bool) -> JSON:
-    text = FIRST if first else SECOND
-    content = [{"type": "output_text", "text": text, "annotations": []}]
-    message = {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": content}
-    call = {"type": "function_call", "id": "fc", "call_id": "c", "name": "weather", "arguments": "{}"}
-    return {
-        "id": f"resp_{first}",
-        "object": "response",
-        "created_at": 1.0,
-        "status": "completed",
-        "model": "slow",
-        "output": [message, {**call, "status": "completed"}] if first else [message],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": {
-            "input_tokens": 3,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": 2,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": 5,
-        },
-    }
+    said = message(FIRST if first else SECOND, id="msg")
+    return response(*([said, call("weather")] if first else [said]), id=f"resp_{first}", model="slow")
 
 
 class Sky(ResourcesServer):

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
+import jsonschema
 import openai
 import psutil
 import pytest
@@ -148,6 +149,23 @@ def test_pressure_names_what_limits(http: httpx.Client) -> None:
     assert {"shop", "clerk"} < pressure["servers"].keys()
     assert "away" not in pressure["servers"]  # another graph's, or nobody's
     assert pressure["servers"]["shop"]["replicas"] == 1
+
+
+def test_what_replicas_tell_is_as_documented(http: httpx.Client) -> None:
+    """What graphs without a cluster do not answer; the rest has Schemathesis (test_openapi.py)."""
+    document = http.get("/openapi.json").json()
+    told = [
+        path for path in document["paths"] if path.endswith(("/health", "/pressure", "/stats", "/version"))
+    ]
+    assert len(told) >= 4, document["paths"].keys()
+    for path in told:
+        answer = http.get(path)
+        documented = document["paths"][path]["get"]["responses"][str(answer.status_code)]
+        if "$ref" in documented:
+            documented = document["components"]["responses"][documented["$ref"].rpartition("/")[2]]
+        schema = documented["content"]["application/json"]["schema"]
+        whole = {**schema, "components": document["components"]}
+        jsonschema.Draft202012Validator(whole).validate(answer.json())
 
 
 @pytest.fixture(scope="module")

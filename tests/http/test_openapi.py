@@ -112,7 +112,7 @@ def test_a_graph_that_ships(file: Path, check: Check) -> None:
     earlier = {type_ for before in GRAPHS[: GRAPHS.index(file)] for type_ in types_of(before).values()}
     servers = types_of(file)
     new = [name for name, type_ in servers.items() if type_ not in earlier]
-    # A model is the same in every graph. The load of replicas is for the test below.
+    # A model is the same in every graph. The load of replicas: test_http_on_a_cluster.py.
     models = [name for name, node in resolved(file).nodes.items() if node.kind == "model"]
     excluded = [ON_A_CLUSTER, any_of(name for name in models if name not in new)]
     with serving(lambda url: {f"/{file.stem}": resolved(file, url)}) as base:
@@ -121,10 +121,3 @@ def test_a_graph_that_ships(file: Path, check: Check) -> None:
         if new and file.stem not in PROCESS_PER_SESSION:
             of_them = ("--include-path-regex", any_of(new), "--exclude-path-regex", ON_A_CLUSTER)
             check(url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), *of_them)
-
-
-def test_a_graph_on_a_cluster(deploy: Callable[..., Any], check: Check) -> None:
-    """Behind Serve's proxy: its health, its load and what it counted."""
-    gym = deploy(ROOT / "graphs" / "weather.yaml")
-    asked = f"{ON_A_CLUSTER}|^/health$|/policy/version$"
-    check(gym.url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--include-path-regex", asked)

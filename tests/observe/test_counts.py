@@ -358,7 +358,7 @@ def _found(text: str, graph: str, wanted: dict[str, tuple[dict[str, str], int]])
 
 def _when(url: str, is_there: Callable[[str], bool]) -> str:
     """The page once it has what is waited for; the last one if that never comes."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         with urllib.request.urlopen(url, timeout=10) as answer:
             text: str = answer.read().decode()

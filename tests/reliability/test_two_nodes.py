@@ -31,10 +31,8 @@ def test_no_session_is_lost_or_misrouted(happened: Happened) -> None:
     """A graph that is scaled, changed and replaced under live sessions loses and misroutes none of them."""
     result = happened.results["changes"]
     assert [(change["started"], change["ended"]) for change in result["changes"]] == [
-        ({"env": 2}, {}),
-        ({}, {"env": 2}),
-        ({"env": 3}, {"env": 3}),
-        ({"agent": 1, "gateway": 1, "other": 1}, {"agent": 1, "gateway": 1}),
+        ({"env": 5}, {"env": 3}),
+        ({"agent": 1, "gateway": 1, "other": 1}, {"env": 2, "agent": 1, "gateway": 1}),
     ]
     assert result["counts"].keys() == {"calls", "sessions"}, result["problems"]
     assert result["episodes"].keys() == {"reward 10"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -147,19 +148,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 GOOD = GRAPH.replace(", max_retries_none: 1", "")
 
 
-def test_a_graph_with_problems_is_refused_with_all_of_them(cluster: Cluster) -> None:
-    """A secret that is written out is one of them: `serve config` would show it."""
-    broken = GRAPH.replace("model: policy", "model: polcy").replace("${CLI_KEY}", "sk-literal")
-    status = cluster.deploy(broken)
-    assert status["status"] == "DEPLOY_FAILED"
-    assert "agents.agent.model" in status["message"]
-    assert "did you mean 'policy'" in status["message"]
-    assert "agents.lonely.max_retries_none" in status["message"]
-    assert "models.remote.api_key: write a secret as ${NAME}" in status["message"]
-    assert "sk-literal" not in status["message"]
-    assert SECRET not in status["message"]
-
-
 def test_every_server_is_a_deployment_under_its_own_name(cluster: Cluster) -> None:
     status = cluster.deploy(GOOD)
     assert status["status"] == "RUNNING", status["message"]
@@ -179,10 +167,26 @@ def test_http_works_with_the_token_only(cluster: Cluster) -> None:
     assert "failure" not in rollout
 
 
-def test_a_misspelt_deploy_leaves_the_graph_healthy(cluster: Cluster) -> None:
-    """Serve does not name its servers any more; they go on, and what has failed is said."""
-    misspelt = GOOD.replace("mcqa: {type: mcqa,", "mcqa: {type: mcqaa,")
-    assert cluster.deploy(misspelt)["status"] == "DEPLOY_FAILED"
+def test_a_deploy_with_problems_is_refused_with_all_of_them_and_leaves_the_graph_healthy(
+    cluster: Cluster,
+) -> None:
+    """A secret that is written out is one of them: `serve config` would show it.
+
+    Serve does not name the graph's servers any more; they go on, and what has failed is said.
+    """
+    broken = GRAPH.replace("model: policy", "model: polcy").replace("${CLI_KEY}", "sk-literal")
+    refused = cluster.deploy(broken.replace("mcqa: {type: mcqa,", "mcqa: {type: mcqaa,"))
+    assert refused["status"] == "DEPLOY_FAILED"
+    for problem in (
+        "agents.agent.model",
+        "did you mean 'policy'",
+        "agents.lonely.max_retries_none",
+        "models.remote.api_key: write a secret as ${NAME}",
+        "resources.mcqa.type: unknown type 'mcqaa'; did you mean 'mcqa'?",
+    ):
+        assert problem in refused["message"]
+    assert "sk-literal" not in refused["message"]
+    assert SECRET not in refused["message"]
     headers = {"authorization": f"Bearer {SECRET}"}
     url = f"http://127.0.0.1:{cluster.http}/cli"
     health = httpx.get(f"{url}/health", headers=headers, timeout=60)
@@ -197,7 +201,7 @@ def test_a_misspelt_deploy_leaves_the_graph_healthy(cluster: Cluster) -> None:
     assert f"cli DEPLOY_FAILED {url}" in lines
     assert "mcqa READY 2 running" in lines
     (why,) = (line for line in lines if line.startswith("cli: "))
-    assert "GraphError: 1 problem: resources.mcqa.type: unknown type 'mcqaa'; did you mean 'mcqa'?" in why
+    assert re.search(r"GraphError: \d problems: .*unknown type 'mcqaa'; did you mean 'mcqa'", why), why
     assert "Traceback" not in status
 
 

@@ -6,7 +6,7 @@ A page runs in order, in a folder of its own with links to ``graphs``, ``environ
 - ``python``: run in this process, all blocks of a page in one namespace.
 - ``bash``: run by bash, with the commands of this virtual environment. ``serve run FILE`` as a
   whole block deploys the file on the cluster of the tests (the command itself has tests/serve_cli).
-  A Ray that ``gym-serve up`` starts is the page's own.
+  All pages have one Ray of ``gym-serve up``, which the last of them stops.
 - ``yaml``: a graph without problems; sections that a fragment leaves out are filled in. Anything else is a
   file that a command of the page takes.
 - ``json``: valid JSON.
@@ -140,8 +140,8 @@ def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
     exec(code, namespace)
 
 
-def run_bash(block: Block, folder: Path) -> str:
-    """Run a block; what it printed."""
+def run_bash(block: Block, folder: Path, of_up: Path) -> str:
+    """Run a block in a folder; what it printed. ``of_up`` is where `gym-serve up` notes its Ray."""
     env = environment("RAY_", "PYTEST_")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
@@ -150,7 +150,7 @@ def run_bash(block: Block, folder: Path) -> str:
             **env,
             "PATH": f"{BIN}:{env['PATH']}",
             "COLUMNS": "200",
-            "XDG_STATE_HOME": str(folder / ".state"),  # where `gym-serve up` notes its Ray
+            "XDG_STATE_HOME": str(of_up),
             "RAY_TMPDIR": os.environ["RAY_TMPDIR"],
         },
         stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.loopback import Gate, Loopback, chat_and_api
+from support.replies import call, completion, message, response, thought, usage
 
 from gym_serve.types.protocols import chat_chunks, response_events
 
@@ -20,59 +21,9 @@ JSON = dict[str, Any]
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USER: Any = [{"role": "user", "content": "hi"}]
 TOOL: Any = {"name": "f", "input_schema": {"type": "object"}}
-USAGE = {
-    "input_tokens": 3,
-    "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
-    "output_tokens": 2,
-    "output_tokens_details": {"reasoning_tokens": 0},
-    "total_tokens": 5,
-}
-CALL = {"type": "function_call", "id": "fc", "call_id": "c", "name": "f", "arguments": '{"x":1}'}
-RESPONSE: JSON = {
-    "id": "resp_1",
-    "object": "response",
-    "created_at": 1,
-    "model": "m",
-    "status": "completed",
-    "output": [
-        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "Hm."}]},
-        {
-            "type": "message",
-            "id": "msg",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "Hello", "annotations": []}],
-        },
-        {**CALL, "status": "completed"},
-    ],
-    "usage": USAGE,
-    "tools": [],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "error": None,
-    "incomplete_details": None,
-}
-COMPLETION: JSON = {
-    "id": "chatcmpl-1",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "m",
-    "choices": [
-        {
-            "index": 0,
-            "finish_reason": "tool_calls",
-            "message": {
-                "role": "assistant",
-                "reasoning_content": "Hm.",
-                "content": "Hello",
-                "tool_calls": [
-                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
-                ],
-            },
-        }
-    ],
-    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-}
+FUNCTION = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+RESPONSE = response(thought("Hm."), message("Hello"), call("f", '{"x":1}'), usage=usage(cached=1))
+COMPLETION = completion("Hello", "tool_calls", reasoning_content="Hm.", tool_calls=[FUNCTION])
 
 
 def streamed(path: str, *, at: Any = None) -> list[Any]:
@@ -167,25 +118,24 @@ def test_messages(claude: anthropic.Anthropic, backend: Loopback) -> None:
             kinds.append(event.type)
             if event.type == "text":
                 backend.open(gate)
-        message = stream.get_final_message()
+        told = stream.get_final_message()
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
-    assert message.content[2].to_dict()["input"] == {"x": 1}
-    assert message.stop_reason == "tool_use"
-    usage = message.usage
-    assert (usage.input_tokens or 0) + (usage.cache_read_input_tokens or 0) == 3
-    assert usage.output_tokens == 2
+    assert [block.type for block in told.content] == ["thinking", "text", "tool_use"]
+    assert told.content[2].to_dict()["input"] == {"x": 1}
+    assert told.stop_reason == "tool_use"
+    assert (told.usage.input_tokens or 0) + (told.usage.cache_read_input_tokens or 0) == 3
+    assert told.usage.output_tokens == 2
 
 
 def calling(arguments: str) -> list[JSON]:
     """A stream that calls a tool with these arguments, in two parts."""
-    completion = copy.deepcopy(COMPLETION)
-    completion["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = arguments[:2]
-    *chunks, last, usage = chat_chunks(completion, include_usage=True)
+    begun = copy.deepcopy(COMPLETION)
+    begun["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = arguments[:2]
+    *chunks, last, end = chat_chunks(begun, include_usage=True)
     more = copy.deepcopy(last)
     more["choices"][0] |= {"finish_reason": None}
     more["choices"][0]["delta"] = {"tool_calls": [{"index": 0, "function": {"arguments": arguments[2:]}}]}
-    return [*chunks, more, last, usage]
+    return [*chunks, more, last, end]
 
 
 @pytest.mark.parametrize(

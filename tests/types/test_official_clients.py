@@ -13,6 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 from support.loopback import Loopback, chat_and_api
+from support.replies import message, response
 
 JSON = dict[str, Any]
 
@@ -37,16 +38,8 @@ def completion(text: str | None = "Hello", *, index: int = 0, finish: str = "sto
     return {**head, "choices": [made], "usage": usage}
 
 
-def response(*content: JSON) -> JSON:
-    """A Response with one message."""
-    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
-    head = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed"}
-    settings = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "error": None}
-    return {**head, **settings, "output": [{**message, "content": list(content)}]}
-
-
 def said(text: str, **part: Any) -> JSON:
-    return {"type": "output_text", "text": text, "annotations": [], **part}
+    return response(message({"type": "output_text", "text": text, "annotations": [], **part}))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +140,7 @@ def test_structured_outputs_of_chat(client: openai.OpenAI, backend: Loopback) ->
 
 def test_structured_outputs_of_responses(client: openai.OpenAI, backend: Loopback) -> None:
     text = '{"number": 4}'
-    backend.reply = lambda path, body: response(said(text)) if path == "/v1/responses" else completion(text)
+    backend.reply = lambda path, body: said(text) if path == "/v1/responses" else completion(text)
     answer = client.responses.parse(model="m", input="2+2", text_format=Answer)
     assert answer.output_parsed == Answer(number=4)
     path, body = backend.requests[-1]
@@ -163,8 +156,8 @@ def test_a_refusal_is_one_in_every_protocol(
     response_ = chat.responses.create(model="m", input="hi")
     part: Any = response_.output[0].content[0]  # type: ignore[union-attr, index]
     assert (part.type, part.refusal, response_.output_text) == ("refusal", "I won't.", "")
-    message = chat.chat.completions.create(model="m", messages=USER).choices[0].message
-    assert (message.refusal, message.content) == ("I won't.", None)
+    told = chat.chat.completions.create(model="m", messages=USER).choices[0].message
+    assert (told.refusal, told.content) == ("I won't.", None)
     answer = claude.messages.create(model="m", max_tokens=9, messages=USER)
     assert answer.stop_reason == "refusal"
     assert answer.content[0].text == "I won't."  # type: ignore[union-attr]
@@ -174,11 +167,11 @@ def test_a_refusal_is_one_in_every_protocol(
 
 
 def test_a_refusal_of_an_api_is_one_in_messages(running: Loopback, backend: Loopback) -> None:
-    backend.reply = lambda path, body: response({"type": "refusal", "refusal": "I won't."})
+    backend.reply = lambda path, body: response(message({"type": "refusal", "refusal": "I won't."}))
     with anthropic.Anthropic(base_url=f"{running.url}/api", api_key="none", max_retries=0) as claude:
         answer = claude.messages.create(model="m", max_tokens=9, messages=USER)
         with claude.messages.stream(model="m", max_tokens=9, messages=USER) as stream:
             streamed = stream.get_final_message()
-    for message in (answer, streamed):
-        assert message.stop_reason == "refusal"
-        assert message.content[0].text == "I won't."  # type: ignore[union-attr]
+    for told in (answer, streamed):
+        assert told.stop_reason == "refusal"
+        assert told.content[0].text == "I won't."  # type: ignore[union-attr]

@@ -6,39 +6,23 @@ from typing import get_args
 import pytest
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
+from support.replies import call, message, response, thought
 
 from gym_serve.types.protocols import chat_sse, message_item, response_events, responses_sse
 
-REASONING = {
-    "id": "rs_1",
-    "type": "reasoning",
-    "summary": [{"type": "summary_text", "text": "Oslo is cold."}],
-}
+REASONING = thought("Oslo is cold.")
 DEEP = {
     "id": "rs_2",
     "type": "reasoning",
     "summary": [],
     "content": [{"type": "reasoning_text", "text": "deep"}],
 }
-MESSAGE = {
-    "id": "msg_1",
-    "type": "message",
-    "role": "assistant",
-    "status": "completed",
-    "content": [{"type": "output_text", "text": "3 degrees ☃", "annotations": []}],
-}
-CALL = {
-    "id": "fc_1",
-    "type": "function_call",
-    "call_id": "c1",
-    "name": "weather",
-    "arguments": '{"city": "Oslo"}',
-    "status": "completed",
-}
+MESSAGE = message("3 degrees ☃")
+CALL = call("weather", '{"city": "Oslo"}')
 OUTPUT = {
     "id": "out_1",
     "type": "function_call_output",
-    "call_id": "c1",
+    "call_id": "c",
     "output": "3",
     "status": "completed",
 }
@@ -47,31 +31,6 @@ ITEM_TYPES = {
 }
 # Older clients do not know the outputs of tools, which an agent's response has.
 TOOL_OUTPUTS = [OUTPUT] if OUTPUT["type"] in ITEM_TYPES else []
-USAGE = {
-    "input_tokens": 3,
-    "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
-    "output_tokens": 4,
-    "output_tokens_details": {"reasoning_tokens": 2},
-    "total_tokens": 7,
-}
-
-
-def response(*output, **fields):
-    return {
-        "id": "resp_1",
-        "object": "response",
-        "created_at": 1.0,
-        "model": "m",
-        "status": "completed",
-        "incomplete_details": None,
-        "error": None,
-        "output": list(output),
-        "usage": USAGE,
-        "tools": [],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        **fields,
-    }
 
 
 def types(events):
@@ -82,25 +41,11 @@ def test_the_order_of_events():
     events = list(response_events(response(REASONING, MESSAGE, CALL)))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert types(events) == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "reasoning_summary_part.added",
-        "reasoning_summary_text.delta",
-        "reasoning_summary_text.done",
-        "reasoning_summary_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "completed",
+        *("created", "in_progress", "output_item.added", "reasoning_summary_part.added"),
+        *("reasoning_summary_text.delta", "reasoning_summary_text.done", "reasoning_summary_part.done"),
+        *("output_item.done", "output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "output_item.added"),
+        *("function_call_arguments.delta", "function_call_arguments.done", "output_item.done", "completed"),
     ]
     assert events[0]["response"]["status"] == "in_progress"
     assert events[0]["response"]["output"] == []
@@ -108,7 +53,7 @@ def test_the_order_of_events():
 
 def test_every_event_fits_the_client_types():
     schema = TypeAdapter(ResponseStreamEvent)
-    refusal = {**MESSAGE, "id": "msg_2", "content": [{"type": "refusal", "refusal": "No."}]}
+    refusal = message({"type": "refusal", "refusal": "No."}, id="msg_2")
     for event in response_events(response(REASONING, DEEP, MESSAGE, CALL, *TOOL_OUTPUTS, refusal)):
         assert schema.validate_python(event).type == event["type"]
 
