@@ -27,7 +27,7 @@ from gym_serve.types.errors import InvalidRequest
 if TYPE_CHECKING:
     from gym_serve.cli.run_report import FailureClass
     from gym_serve.judging import Calibration
-    from gym_serve.rollouts.analysis import Asked, Estimate, RewardProfile, TaskDifference, TaskProfile
+    from gym_serve.rollouts.analysis import Asked, Estimate, RewardProfile, TaskProfile
     from gym_serve.rollouts.analysis.comparison import ComparisonSummary
     from gym_serve.rollouts.analysis.profile import ProfileSummary
     from gym_serve.rollouts.rows import Problems
@@ -132,16 +132,16 @@ def _print_profile_json(
         "notes": asked.notes,
         "problems": problems.kept,
     }
-    print_json_stream(head, "per_task", (_profile_json(task) for task in found.tasks()))
-
-
-def _profile_json(task: TaskProfile) -> JSON:
-    return {
-        **asdict(task),
-        "pass_rate": 100.0 * task.pass_rate,
-        "bucket": task.bucket,
-        "trainable": task.trainable,
-    }
+    tasks = (
+        {
+            **asdict(task),
+            "pass_rate": 100 * task.pass_rate,
+            "bucket": task.bucket,
+            "trainable": task.trainable,
+        }
+        for task in found.tasks()
+    )
+    print_json_stream(head, "per_task", tasks)
 
 
 def _print_profile(
@@ -273,7 +273,12 @@ def diff(
             "notes": notes,
             "problems": problems.kept,
         }
-        print_json_stream(head, "per_task", (_difference_json(task) for task in comparison.tasks()))
+        keys = ("task_index", "agent", "difference", "flip")
+        tasks = (
+            {**{key: getattr(task, key) for key in keys}, "a": task.a._asdict(), "b": task.b._asdict()}
+            for task in comparison.tasks()
+        )
+        print_json_stream(head, "per_task", tasks)
     else:
         _print_diff(run_a if by_index else None, summary, coverage, notes)
         print_problems(problems)
@@ -281,17 +286,6 @@ def diff(
             echo("The runs share no task. Identify tasks by a field of the rows: --key FIELD", err=True)
     if problems.count or not summary.estimates or summary.estimates[0].verdict == "worse":
         raise typer.Exit(1)
-
-
-def _difference_json(task: TaskDifference) -> JSON:
-    return {
-        "task_index": task.task_index,
-        "agent": task.agent,
-        "a": task.a._asdict(),
-        "b": task.b._asdict(),
-        "difference": task.difference,
-        "flip": task.flip,
-    }
 
 
 def _print_diff(

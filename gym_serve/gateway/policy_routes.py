@@ -75,8 +75,6 @@ BODIES: Mapping[str, type[BaseModel]] = {
 }
 """The bodies of those that change something, by operation."""
 
-_SCHEMAS: dict[str, TypeAdapter[Any]] = {op: TypeAdapter(body) for op, body in BODIES.items()}
-
 
 async def steer(
     request: Request,
@@ -122,7 +120,7 @@ async def steer(
         content = exact_json(body) if body else {}
     except ValueError as error:
         raise BadRequest(f"the body must be JSON: {error}") from None
-    wanted: Any = parse(_SCHEMAS[op], content, "body")
+    wanted: Any = parse(TypeAdapter(BODIES[op]), content, "body")
     if isinstance(wanted, PauseBody):
         await policy.hold(wanted.mode)
     elif isinstance(wanted, VersionBody):

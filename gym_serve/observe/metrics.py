@@ -200,7 +200,9 @@ class Histogram(Metric):
         for labels, numbers in self.numbers():
             named = self._labelled(labels)
             count = 0.0
-            for bound, inside in zip((*map(_bound, self.bounds), "+Inf"), numbers[:-1], strict=True):
+            for bound, inside in zip(
+                (*(f"{bound:g}" for bound in self.bounds), "+Inf"), numbers[:-1], strict=True
+            ):
                 count += inside
                 yield Point(f"{self.name}_bucket", {**named, "le": bound}, count)
             yield Point(f"{self.name}_sum", named, numbers[-1])
@@ -280,10 +282,6 @@ def render(metrics: Sequence[Metric], constant: dict[str, str] | None = None) ->
                 f"{point.name}{{{text}}} {point.value:g}" if text else f"{point.name} {point.value:g}"
             )
     return "\n".join([*lines, ""])
-
-
-def _bound(value: float) -> str:
-    return f"{value:g}"
 
 
 def _escaped(value: str) -> str:

@@ -7,19 +7,20 @@ one when the file was replaced.
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from gym_serve.rollouts.files import split_name
 from gym_serve.types.errors import BadRequest, InvalidRequest
+from gym_serve.types.requests import parse
 from gym_serve.view.sources import open_regular, shown
 
 _MOST_TAGS = 50
@@ -124,21 +125,25 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue  # a torn line, or one of another program
 
 
+_Short = Annotated[str, Field(max_length=_LONGEST_TAG)]
+
+
+class Annotation(BaseModel):
+    """What a person says of a rollout."""
+
+    model_config = ConfigDict(strict=True)
+
+    tags: Annotated[list[Annotated[_Short, Field(min_length=1)]], Field(max_length=_MOST_TAGS)] = []
+    comment: Annotated[str, Field(max_length=_LONGEST_COMMENT)] = ""
+    reward: FiniteFloat | None = None
+    by: _Short = ""
+
+
+_NOTE = TypeAdapter(Annotation)
+
+
 def _checked(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise InvalidRequest(f"an annotation must be an object, got a {type(given).__name__}")
-    tags, comment = given.get("tags") or [], given.get("comment") or ""
-    reward, by = given.get("reward"), given.get("by") or ""
-    if not isinstance(tags, list) or not all(isinstance(t, str) and 0 < len(t) <= _LONGEST_TAG for t in tags):
-        raise InvalidRequest(f"`tags` must be a list of texts of 1 to {_LONGEST_TAG} characters")
-    if len(tags) > _MOST_TAGS:
-        raise InvalidRequest(f"`tags` must be at most {_MOST_TAGS}, got {len(tags)}")
-    if not isinstance(comment, str) or len(comment) > _LONGEST_COMMENT:
-        raise InvalidRequest(f"`comment` must be a text of at most {_LONGEST_COMMENT:,} characters")
-    if reward is not None and (
-        isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward)
-    ):
-        raise InvalidRequest(f"`reward` must be a number or null, got {str(reward)[:50]}")
-    if not isinstance(by, str) or len(by) > _LONGEST_TAG:
-        raise InvalidRequest(f"`by` must be a text of at most {_LONGEST_TAG} characters")
-    return {"tags": list(dict.fromkeys(tags)), "comment": comment, "reward": reward, "by": by}
+    if isinstance(given, dict):
+        given = {key: value for key, value in given.items() if value is not None}
+    note: Annotation = parse(_NOTE, given, "annotation")
+    return {**note.model_dump(), "tags": list(dict.fromkeys(note.tags))}

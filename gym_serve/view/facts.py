@@ -14,7 +14,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 import orjson
@@ -245,45 +246,28 @@ def _read(top: Mapping[str, msgspec.Raw], key: str, kind: type[Any]) -> Any:
 
 
 def _lenient(kind: Any, value: Any) -> Any:
-    """As much of a value as has the right types."""
-    if kind is _Nested:
-        stages = value.items() if isinstance(value, dict) else ()
-        return {
-            stage: {name: _lenient(_Usage, usage) for name, usage in of.items() if isinstance(usage, dict)}
-            for stage, of in stages
-            if isinstance(of, dict)
-        }
-    struct = kind()
-    for name in kind.__struct_fields__ if isinstance(value, dict) else ():
-        inner_value = value.get(name)
-        if name == "prompt_token_ids":
-            struct.prompt_token_ids = msgspec.Raw(b"[..]" if inner_value else b"")
-        elif name in ("content", "output", "input", "summary", "steps", "servers") and isinstance(
-            inner_value, list
-        ):
-            if kind is _Timeline:
-                made_of = [
-                    str(i) if name == "servers" else i if isinstance(i, list) else [] for i in inner_value
-                ]
-            else:
-                inner = _Item if kind is _Response or name == "input" else _Part
-                made_of = [_lenient(inner, i) for i in inner_value]
-            setattr(struct, name, made_of)
-        elif name == "usage":
-            struct.usage = _lenient(_Usage, inner_value) if isinstance(inner_value, dict) else None
-        elif _fits(kind, name, inner_value):
-            setattr(struct, name, inner_value)
-    return struct
-
-
-def _fits(kind: Any, name: str, value: Any) -> bool:
-    if name in ("calls", "unreported", "input_tokens", "cached_tokens", "output_tokens"):
-        return type(value) is int
-    if name in ("created_at", "began", "dur"):
-        return type(value) in (int, float)
-    if kind is _Response or name in ("summary", "steps", "servers"):
-        return False
-    return isinstance(value, str)
+    """As much of a value as has the right types; None for one that is of another."""
+    origin, args = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if not isinstance(value, dict):
+            return None
+        fields = ((field.name, field.type) for field in msgspec.structs.fields(kind) if field.name in value)
+        given = {name: _lenient(type_, value[name]) for name, type_ in fields}
+        return kind(**{name: made for name, made in given.items() if made is not None})
+    if kind is msgspec.Raw:
+        return msgspec.Raw(b"[..]" if value else b"")
+    if args == (Any,):
+        return value if isinstance(value, list) else None
+    if origin is list and isinstance(value, list):
+        made = (_lenient(args[0], item) for item in value)
+        return [(get_origin(args[0]) or args[0])() if item is None else item for item in made]
+    if origin is dict and isinstance(value, dict):
+        return {key: _lenient(args[1], of) for key, of in value.items() if isinstance(of, dict)}
+    if origin in (Union, UnionType):
+        return next((made for arg in args if (made := _lenient(arg, value)) is not None), None)
+    if kind is float and type(value) is int:
+        return value
+    return value if type(value) is kind else None
 
 
 def _identify(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:

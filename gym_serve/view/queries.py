@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, TypedDict, cast
 
@@ -171,11 +172,9 @@ def _numbers(reading: Reading, where: str, sort: str | None, offset: int, limit:
     query = f"SELECT n FROM rollouts WHERE {reading.where(where)} ORDER BY {reading.order(sort)[1]}"
     if offset <= _FAR:
         return [n for (n,) in reading.sql(f"{query} LIMIT ? OFFSET ?", (limit, offset))]
-    key = ("order", where, sort)
-    numbers: array[int] | None = reading.run.kept(key, reading.revision)
-    if numbers is None:
-        numbers = array("q", (n for (n,) in reading.sql(query)))
-        reading.run.keep(key, reading.revision, numbers)
+    numbers: array[int] = reading.once(
+        ("order", where, sort), lambda: array("q", (n for (n,) in reading.sql(query)))
+    )
     return numbers[offset : offset + limit]
 
 
@@ -239,16 +238,12 @@ def _tasks(readings: Sequence[Reading], where: str) -> dict[int | str, _Task]:
     """Of each task what `_TASK_SORTS` says, in that order, and how many attempts have a score."""
     tasks: dict[int | str, list[Any]] = {}
     for reading in readings:
-        key = ("tasks", where)
-        rows = reading.run.kept(key, reading.revision)
-        if rows is None:
-            rows = reading.sql(
-                "SELECT task, count(*), total(reward >= 1), count(reward), total(reward), min(reward),"
-                " max(reward), max(ifnull(input_tokens, 0) + ifnull(output_tokens, 0))"
-                f" FROM rollouts WHERE {reading.where(where)} GROUP BY task",
-            )
-            reading.run.keep(key, reading.revision, rows)
-        for task, *numbers in rows:
+        query = (
+            "SELECT task, count(*), total(reward >= 1), count(reward), total(reward), min(reward),"
+            " max(reward), max(ifnull(input_tokens, 0) + ifnull(output_tokens, 0))"
+            f" FROM rollouts WHERE {reading.where(where)} GROUP BY task"
+        )
+        for task, *numbers in reading.once(("tasks", where), partial(reading.sql, query)):
             known = tasks.get(task)
             if known is None:
                 tasks[task] = numbers

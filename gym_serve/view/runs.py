@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -171,14 +171,17 @@ class Reading:
 
     def count(self, expression: str) -> int:
         """How many rollouts a filter selects."""
-        key = ("count", expression)
+        query = f"SELECT count(*) FROM rollouts WHERE {self.where(expression)}"
+        rows = self.once(("count", expression), lambda: self.sql(query))
+        return rows[0][0] if rows else 0
+
+    def once(self, key: Hashable, ask: Callable[[], Any]) -> Any:
+        """The answer of ``ask``, which is kept as long as the index does not change."""
         found = self.run.kept(key, self.revision)
         if found is None:
-            rows = self.sql(f"SELECT count(*) FROM rollouts WHERE {self.where(expression)}")
-            found = rows[0][0] if rows else 0
+            found = ask()
             self.run.keep(key, self.revision, found)
-        counted: int = found
-        return counted
+        return found
 
     def problems(self) -> list[dict[str, Any]]:
         """The lines that could not be read; the first of them."""

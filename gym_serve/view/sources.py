@@ -62,7 +62,7 @@ def find_runs(paths: Iterable[Path]) -> list[RunFiles]:
             mains[_main_of(path.resolve())] = None
         else:
             raise InvalidRequest(f"cannot read {path}: no such file or folder")
-    common = _common_folder(list(mains))
+    common = Path(os.path.commonpath([main.parent for main in mains])) if mains else Path()
     return [
         RunFiles(
             hashlib.blake2b(os.fsencode(main), digest_size=6).hexdigest(),
@@ -137,10 +137,6 @@ def beside(main: Path, path: Path) -> Path:
         return path
     target = path.resolve()
     return target if target.is_relative_to(main.parent.resolve()) else path.with_name(f".outside.{path.name}")
-
-
-def _common_folder(paths: list[Path]) -> Path:
-    return Path(os.path.commonpath([path.parent for path in paths])) if paths else Path()
 
 
 class Copy:
