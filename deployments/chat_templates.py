@@ -1,4 +1,4 @@
-"""Conversations as tokens, by the chat template of a tokenizer of ``transformers``."""
+"""Conversations as tokens, by the chat template of a tokenizer of ``transformers``; answers from tokens."""
 
 from __future__ import annotations
 
@@ -32,6 +32,45 @@ def render(tokenizer: Any, chat: JSON, messages: list[JSON]) -> list[int]:
         raise BadRequest(f"the chat template refuses this: {type(error).__name__}: {error}") from None
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def may_call(chat: JSON) -> bool:
+    """Whether the answer to this body may call tools."""
+    return bool(chat.get("tools")) and chat.get("tool_choice") != "none"
+
+
+def entries(tokenizer: Any, tokens: list[int], log_probs: list[float]) -> list[JSON]:
+    """The ``logprobs.content`` of a choice."""
+    names = tokenizer.convert_ids_to_tokens(tokens)
+    return [
+        {"token": name, "logprob": log_prob, "bytes": None, "top_logprobs": []}
+        for name, log_prob in zip(names, log_probs, strict=True)
+    ]
+
+
+def completion(
+    head: JSON, prompt: list[int], said: tuple[str, list[JSON]], finish: str, scores: JSON
+) -> JSON:
+    """A chat completion of one choice: ``said`` is a text and calls; ``scores`` are fields of the choice,
+    ``token_ids`` among them.
+    """
+    text, calls = said
+    message: JSON = {"role": "assistant", "content": text or (None if calls else "")}
+    choice = {
+        "index": 0,
+        "message": {**message, "tool_calls": calls} if calls else message,
+        "finish_reason": "tool_calls" if calls and finish == "stop" else finish,
+        **scores,
+    }
+    read, written = len(prompt), len(scores["token_ids"])
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {
+        **head,
+        "object": "chat.completion",
+        "choices": [choice],
+        "prompt_token_ids": prompt,
+        "usage": usage,
+    }
 
 
 def _plain(message: JSON, where: str) -> JSON:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole
-from gym_serve.deployments.chat_templates import render
+from gym_serve.deployments.chat_templates import completion, entries, may_call, render
 from gym_serve.deployments.hf_engine.tool_calls import CALL_OPENING, split_calls
 from gym_serve.deployments.token_model import TokenModel
 from gym_serve.types.errors import BadRequest, GraphError, Unavailable
@@ -125,39 +125,20 @@ class TokenizingModel(TokenModel):
         tokens, logprobs, finish, versions, cached = generation
         said = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         text, calls = self._text(chat, said), list[JSON]()
-        if self._parser is not None and chat.get("tools") and chat.get("tool_choice") != "none":
+        if self._parser is not None and may_call(chat):
             written = self._text(chat, said, special=True) if self._parser.special_tokens else text
             rest, calls = self._parser.split(written, chat)
             text = rest if calls else text
-        message: JSON = {"role": "assistant", "content": text or (None if calls else "")}
-        entries = [
-            {"token": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
-            for token, logprob in zip(self._tokenizer.convert_ids_to_tokens(tokens), logprobs, strict=True)
-        ]
-        choice = {
-            "index": 0,
-            "message": {**message, "tool_calls": calls} if calls else message,
-            "finish_reason": "tool_calls" if calls and finish == "stop" else finish,
-            "logprobs": {"content": entries},
-            "token_ids": tokens,
-            **({VERSIONS_KEY: versions} if versions else {}),
-        }
-        usage: JSON = {
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(tokens),
-            "total_tokens": len(prompt) + len(tokens),
-        }
+        content = entries(self._tokenizer, tokens, logprobs)
+        scores = {"logprobs": {"content": content}, "token_ids": tokens}
+        if versions:
+            scores[VERSIONS_KEY] = versions
+        model = self.params_of({})["model"]
+        head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+        finished = completion(head, prompt, (text, calls), finish, scores)
         if cached is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        return {
-            "id": new_id("chatcmpl"),
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": self.params_of({})["model"],
-            "choices": [choice],
-            "prompt_token_ids": prompt,
-            "usage": usage,
-        }
+            finished["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+        return finished
 
     def _text(self, chat: JSON, tokens: list[int], *, special: bool = False) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)

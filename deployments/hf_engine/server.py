@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole
-from gym_serve.deployments.chat_templates import render
+from gym_serve.deployments.chat_templates import completion, entries, may_call, render
 from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.deployments.hf_engine.streams import Stream, TextStream
@@ -112,16 +112,16 @@ class HFEngine(EngineModel):
         if generation is None:
             yield Whole(None)
             return
-        head, calls = self._head(), _may_call(chat)
+        head, calls = self._head(), may_call(chat)
         ends = [*generation.sampling.stop, *([CALL_OPENING] if calls else [])]
         stream = Stream(head, TextStream(self._decode, ends, strip=calls), partial(self._scores, chat))
         async with closing(self._engine.stream(*generation)) as rows:
             async for row in rows:
                 for chunk in stream.grown(row):
                     yield chunk
-        completion = self._finished(head, chat, row)
-        yield stream.end(row, completion)
-        yield Whole(completion)
+        finished = self._finished(head, chat, row)
+        yield stream.end(row, finished)
+        yield Whole(finished)
 
     async def _generation(self, chat: JSON, prompt: list[int] | None) -> _Generation | None:
         """What the engine has to generate; None if the prompt does not fit."""
@@ -174,38 +174,11 @@ class HFEngine(EngineModel):
         text = self._decode(row.tokens)
         for stop in row.sampling.stop:
             text = text.partition(stop)[0]
-        calls: list[JSON] = []
-        if _may_call(chat):
-            text, calls = split_calls(text)
-        called = bool(calls) and row.finish == "stop"
-        message: JSON = {"role": "assistant", "content": text or (None if calls else "")}
-        choice = {
-            "index": 0,
-            "message": {**message, "tool_calls": calls} if calls else message,
-            "finish_reason": "tool_calls" if called else row.finish,
-            **self._scores(chat, row, 0, len(row.tokens)),
-        }
-        return {
-            **head,
-            "object": "chat.completion",
-            "choices": [choice],
-            "prompt_token_ids": row.prompt,
-            "usage": {
-                "prompt_tokens": len(row.prompt),
-                "completion_tokens": len(row.tokens),
-                "total_tokens": len(row.prompt) + len(row.tokens),
-            },
-        }
+        said = split_calls(text) if may_call(chat) else (text, list[JSON]())
+        return completion(head, row.prompt, said, row.finish, self._scores(chat, row, 0, len(row.tokens)))
 
     def _scores(self, chat: JSON, row: Row, begin: int, end: int) -> JSON:
-        tokens, log_probs = row.tokens[begin:end], row.log_probs[begin:end]
-        entries = [
-            {"token": token, "logprob": log_prob, "bytes": None, "top_logprobs": []}
-            for token, log_prob in zip(self._tokenizer.convert_ids_to_tokens(tokens), log_probs, strict=True)
-        ]
+        tokens = row.tokens[begin:end]
+        content = entries(self._tokenizer, tokens, row.log_probs[begin:end])
         wanted = self.config.return_token_ids or bool(chat.get("logprobs"))
-        return {"logprobs": {"content": entries} if wanted else None, "token_ids": tokens}
-
-
-def _may_call(chat: JSON) -> bool:
-    return bool(chat.get("tools")) and chat.get("tool_choice") != "none"
+        return {"logprobs": {"content": content} if wanted else None, "token_ids": tokens}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,7 +17,7 @@ import regex
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from gym_serve.judging import Ballot, JudgeSettings, ask_within, both_orders, check_fields, dissent
+from gym_serve.judging import Ballot, JudgeSettings, ask_within, check_fields, dissent
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.types.requests import JSON
@@ -48,9 +49,8 @@ Think briefly if you need to, then end with exactly one verdict: [[A=B]] if the 
 the reference, [[A!=B]] if it does not."""
 
 
-_check_template = partial(
-    check_fields, required=("expected_answer", "generated_answer"), optional=("question",)
-)
+_PAIR = ("expected_answer", "generated_answer")
+_check_template = partial(check_fields, required=_PAIR, optional=("question",))
 
 
 class TemplateMetadata(BaseModel):
@@ -151,14 +151,12 @@ class EquivalenceLlmJudge(ResourcesServer):
         equal = config.judge_equal_label
         judge = config.label_judge(self._calls)
 
-        async def ask(first: str, second: str) -> Ballot:
-            fields = {"question": question, "expected_answer": first, "generated_answer": second}
-            return await judge.ask(fields)
+        fields = {"question": question, "expected_answer": config.shown(expected, MAX_ANSWER_CHARS)}
 
         async def compare(generated: str, *, twice: bool) -> list[Ballot]:
-            async def within(chars: int) -> list[Ballot]:
-                texts = config.shown(expected, MAX_ANSWER_CHARS), config.shown(generated, chars)
-                return await both_orders(ask, *texts, equal) if twice else [await ask(*texts)]
+            def within(chars: int) -> Coroutine[Any, Any, list[Ballot]]:
+                texts = {**fields, "generated_answer": config.shown(generated, chars)}
+                return judge.compare(texts, _PAIR, twice=twice)
 
             return await ask_within(within, MAX_ANSWER_CHARS)
 

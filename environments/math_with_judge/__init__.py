@@ -15,7 +15,7 @@ from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self
 
 from gym_serve.grading import Comparison, MathVerifyPool, boxed_gold, replace_surrogates, stated, why_unequal
-from gym_serve.judging import Ballot, JudgeSettings, ask_within, both_orders, check_fields, whole_text
+from gym_serve.judging import JudgeSettings, ask_within, check_fields, whole_text
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.context import current
@@ -51,7 +51,8 @@ PROMPT_TEMPLATE = """\
 </answer_b {mark}>"""
 
 
-_check_template = partial(check_fields, required=("question", "first_answer", "second_answer"))
+_PAIR = ("first_answer", "second_answer")
+_check_template = partial(check_fields, required=("question", *_PAIR))
 
 
 class MathRequest(VerifyRequest):
@@ -153,14 +154,11 @@ class MathWithJudge(ResourcesServer):
 
     async def _judged(self, question: str, expected: str, answer: str) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the judge finds two answers equal in both orders, and the calls that it took."""
-        equal = self.config.judge_equal_label
-        judge = self.config.label_judge(self._calls, whole_text)
-
-        async def ask(first: str, second: str) -> Ballot:
-            return await judge.ask({"question": question, "first_answer": first, "second_answer": second})
-
+        config = self.config
+        judge = config.label_judge(self._calls, whole_text)
+        fields = {"question": question, "first_answer": expected}
         ballots = await ask_within(
-            lambda chars: both_orders(ask, expected, self.config.shown(answer, chars), equal),
+            lambda chars: judge.compare({**fields, "second_answer": config.shown(answer, chars)}, _PAIR),
             MAX_ANSWER_CHARS,
         )
         calls = [
@@ -168,7 +166,7 @@ class MathWithJudge(ResourcesServer):
             for ballot in ballots
             for vote in ballot.votes
         ]
-        return all(ballot.label == equal for ballot in ballots), calls
+        return all(ballot.label == config.judge_equal_label for ballot in ballots), calls
 
 
 def _why_unequal(gold: str, text: str, library: Comparison, *, asked: bool) -> str:

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from gym_serve.environments.text_to_sql.execution import Execution, SqlRunner
+from gym_serve.environments.text_to_sql.execution import SqlRunner
 from gym_serve.grading import ending, excerpt, replace_surrogates
-from gym_serve.judging import (
-    Ballot,
-    JudgeSettings,
-    ask_within,
-    both_orders,
-    check_fields,
-    dissent,
-    whole_text,
-)
+from gym_serve.judging import Ballot, JudgeSettings, ask_within, check_fields, dissent, whole_text
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
@@ -72,11 +64,9 @@ Compare the queries step by step, then end with exactly one verdict: [[A=B]] if 
 the same way, [[A!=B]] if they do not."""
 
 
-_check_template = partial(
-    check_fields,
-    required=("first_answer", "second_answer"),
-    optional=("sql_dialect", "sql_context", "sql_prompt"),
-)
+_PAIR = ("first_answer", "second_answer")
+_OF_THE_ROW = ("sql_dialect", "sql_context", "sql_prompt")
+_check_template = partial(check_fields, required=_PAIR, optional=_OF_THE_ROW)
 
 _ALIASES = {"postgres": "postgresql", "pg": "postgresql", "sqlite3": "sqlite"}
 
@@ -85,7 +75,10 @@ FailureReason = Literal[
 ]
 
 
-_UNEQUAL: dict[str, FailureReason] = {"failed": "execution_failed", "different": "execution_differs"}
+_UNEQUAL: dict[str, tuple[FailureReason, str]] = {
+    "failed": ("execution_failed", "the query failed"),
+    "different": ("execution_differs", "the query has another result"),
+}
 
 
 def _dialect(name: Any) -> Any:
@@ -174,65 +167,45 @@ class TextToSql(ResourcesServer):
         """Compare the query in the response with the expected one."""
         text = replace_surrogates(request.response.output_text)
         query = await asyncio.to_thread(extract_sql, text)  # a long text of fences takes a while
+        failure: FailureReason = "none"
+        reason: str | None
+        execution, ballots, label = None, list[Ballot](), self.config.judge_equal_label
         if query is None:
-            return self._verdict(request, text, None, "no_sql_extracted")
-        execution = None
-        if self._runner is not None and request.sql_dialect == "sqlite" and request.sql_context.strip():
-            execution = await self._runner.check(request.sql_context, request.sql, query)
-        reason = _UNEQUAL.get(execution.outcome, "none") if execution is not None else "none"
-        ballots = await self._ballots(request, query) if reason == "none" else []
-        return self._verdict(request, text, query, reason, execution=execution, ballots=ballots)
-
-    async def _ballots(self, request: SqlRequest, query: str) -> list[Ballot]:
-        config = self.config
-        judge = config.label_judge(self._calls, whole_text)
-        row = {key: getattr(request, key) for key in ("sql_dialect", "sql_context", "sql_prompt")}
-
-        async def ask(first: str, second: str) -> Ballot:
-            return await judge.ask({"first_answer": first, "second_answer": second, **row})
-
-        async def within(chars: int) -> list[Ballot]:
-            texts = config.shown(request.sql, MAX_QUERY_CHARS), config.shown(query, chars)
-            if config.check_twice_swap:
-                return await both_orders(ask, *texts, config.judge_equal_label)
-            return [await ask(*texts)]
-
-        return await ask_within(within, MAX_QUERY_CHARS)
-
-    def _verdict(
-        self,
-        request: SqlRequest,
-        text: str,
-        query: str | None,
-        reason: FailureReason,
-        *,
-        execution: Execution | None = None,
-        ballots: list[Ballot] | None = None,
-    ) -> SqlVerdict:
-        equal = [ballot.label == self.config.judge_equal_label for ballot in ballots or ()]
+            failure, reason = "no_sql_extracted", f"no query found; {ending(text)}"
+        else:
+            if self._runner is not None and request.sql_dialect == "sqlite" and request.sql_context.strip():
+                execution = await self._runner.check(request.sql_context, request.sql, query)
+            if execution is not None and execution.outcome in _UNEQUAL:
+                failure, what = _UNEQUAL[execution.outcome]
+                reason = f"{what}: {excerpt(execution.detail, 200)}"
+            else:
+                ballots = await self._ballots(request, query)
+                reason = dissent(ballots, label)
+        equal = [ballot.label == label for ballot in ballots]
         passed = bool(equal) and all(equal)
-        reward = 1.0 if passed else self.config.reward_if_swap_fails if any(equal) else 0.0
         return SqlVerdict(
-            reward=reward,
-            reason=self._why(reason, text, execution, ballots or []),
+            reward=1.0 if passed else self.config.reward_if_swap_fails if any(equal) else 0.0,
+            reason=reason,
             sql_dialect=request.sql_dialect,
             model_output=text,
             extracted_sql=query,
             judge_passed=passed,
-            failure_reason="judge_evaluation_failed" if equal and not passed else reason,
+            failure_reason="judge_evaluation_failed" if equal and not passed else failure,
             execution=None if execution is None else asdict(execution),
-            judge_evaluations=[vote.to_json() for ballot in ballots or () for vote in ballot.votes],
+            judge_evaluations=[vote.to_json() for ballot in ballots for vote in ballot.votes],
         )
 
-    def _why(
-        self, reason: FailureReason, text: str, execution: Execution | None, ballots: list[Ballot]
-    ) -> str | None:
-        if reason == "no_sql_extracted":
-            return f"no query found; {ending(text)}"
-        if reason != "none" and execution is not None:
-            what = "the query failed" if reason == "execution_failed" else "the query has another result"
-            return f"{what}: {excerpt(execution.detail or '', 200)}"
-        return dissent(ballots, self.config.judge_equal_label)
+    async def _ballots(self, request: SqlRequest, query: str) -> list[Ballot]:
+        config = self.config
+        judge = config.label_judge(self._calls, whole_text)
+        expected = config.shown(request.sql, MAX_QUERY_CHARS)
+        row = {key: getattr(request, key) for key in _OF_THE_ROW}
+
+        def within(chars: int) -> Coroutine[Any, Any, list[Ballot]]:
+            fields = {"first_answer": expected, "second_answer": config.shown(query, chars), **row}
+            return judge.compare(fields, _PAIR, twice=config.check_twice_swap)
+
+        return await ask_within(within, MAX_QUERY_CHARS)
 
 
 _FENCE = "```"

@@ -99,6 +99,18 @@ class LabelJudge:
             raise (unforeseen or failures)[0]
         return Ballot(label, votes)
 
+    async def compare(
+        self, fields: Mapping[str, str], pair: tuple[str, str], *, twice: bool = True
+    ) -> list[Ballot]:
+        """Ask about two of the texts; if the answer is the first label, and has to be so ``twice``, again
+        with the two swapped.
+        """
+        first, second = pair
+        ballots = [await self.ask(fields)]
+        if twice and ballots[0].label == self.labels[0]:
+            ballots.append(await self.ask({**fields, first: fields[second], second: fields[first]}))
+        return ballots
+
     async def _vote(self, model: ModelClient, request: JSON, judge: int, vote: int) -> Answer[str]:
         """The vote of a judge, which is asked again if it contradicts itself."""
         for again in range(_CONTRADICTIONS + 1):
@@ -111,16 +123,6 @@ class LabelJudge:
 
     def _label(self, response: JSON) -> str | None:
         return label_of(response, self.read(response), self.labels)
-
-
-async def both_orders(
-    ask: Callable[[str, str], Awaitable[Ballot]], first: str, second: str, label: str
-) -> list[Ballot]:
-    """Ask about two texts, and again with the texts swapped if the answer was ``label``, which must hold both
-    times.
-    """
-    ballot = await ask(first, second)
-    return [ballot, await ask(second, first)] if ballot.label == label else [ballot]
 
 
 def dissent(ballots: Sequence[Ballot], label: str) -> str | None:

@@ -21,7 +21,6 @@ from gym_serve.judging import (
     JudgeCalls,
     LabelJudge,
     VerdictCache,
-    both_orders,
     calibrate,
     check_fields,
     check_labels,
@@ -100,15 +99,10 @@ def test_a_majority_is_more_than_half_in_any_order(labels: list[str | None], dra
 
 @pytest.mark.parametrize(("replies", "asked"), [((YES, YES), 2), ((YES, NO), 2), ((NO,), 1)])
 async def test_only_the_label_is_asked_about_in_the_other_order(replies: tuple[str, ...], asked: int) -> None:
-    voter = Voter(*replies)
-    orders = []
-
-    async def ask(first: str, second: str) -> Any:
-        orders.append(first + second)
-        return await judge_of(voter).ask({"it": first})
-
-    ballots = await both_orders(ask, "a", "b", YES)
+    judge = LabelJudge([Voter(*replies)], JudgeCalls(8), "{one}{two}", (YES, NO))
+    ballots = await judge.compare({"one": "a", "two": "b"}, ("one", "two"))
     assert [ballot.label for ballot in ballots] == list(replies)
+    orders = [ballot.votes[0].request["input"][0]["content"] for ballot in ballots]
     assert orders == ["ab", "ba"][:asked]
 
 
