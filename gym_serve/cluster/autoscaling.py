@@ -1,9 +1,8 @@
 """Autoscaling policies: how many replicas a deployment gets for its load.
 
-Calls do not pass through Serve, whose own policy alone would remove every replica. Each replica reports its
-load instead (`CALLS`, `SESSIONS`), and the policies here hand the sum to Serve's own policy in the place of
-requests, so all options of ``autoscaling`` keep their meaning. A deployment that is scaled to zero starts
-again on the one request that Serve does see (`ReplicaTransport`).
+Calls do not pass through Serve, so each replica reports its load (`CALLS`, `SESSIONS`), and the policies here
+hand the sum to Serve's own policy in the place of requests. A deployment that is scaled to zero starts again
+on the one request that Serve does see (`ReplicaTransport`).
 
 Serve pickles this module by value, and runs the policies in its controller: it imports Ray only.
 """

@@ -1,13 +1,11 @@
 """The code of a graph's own classes: where it is, a hash of it, and how it comes to a cluster that lacks it.
 
 *Own* code is what is installed nowhere: the top-level package, or the single module, of a server's class, and
-those beside it that it imports, also from inside of functions. What is in site-packages must be on the nodes
-already, or in the server's ``runtime_env``.
+those beside it that it imports, also from inside of functions.
 
 A folder of code may hold keys, data and links to anywhere. Of it go Python files, and what the
 ``pyproject.toml`` above it declares under ``tool.setuptools.package-data``. Nothing goes whose name, or that
-of a folder on the way, begins with a dot, that a ``.gitignore`` names, or that a link brings in from
-elsewhere.
+of a folder on the way, begins with a dot, that a ``.gitignore`` names, or that a link brings in.
 """
 
 from __future__ import annotations

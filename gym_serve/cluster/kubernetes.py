@@ -1,8 +1,5 @@
 """A graph as objects of Kubernetes: KubeRay's ``RayService``, and a ``PodMonitor`` for its metrics.
 
-KubeRay deploys the graph as `serve deploy` does, replaces pods that die, adds worker pods where replicas find
-no room, and changes a running graph in place.
-
 Formats: ``ray.io/v1`` (https://github.com/ray-project/kuberay, ray-operator/apis/ray/v1) and
 ``monitoring.coreos.com/v1`` (the Prometheus operator).
 """
@@ -60,13 +57,9 @@ class _Group:
 def kubernetes_objects(source: GraphSource, graph: Graph, *, image: str, size: PodSize) -> list[JSON]:
     """The RayService and the PodMonitor of a graph.
 
-    Args:
-        source: the graph as it was read. Its variables stay variables: pods get them from a Secret.
-        graph: the same, resolved: how many replicas there are, and what each needs.
-
-    Raises:
-        GraphError: others in the cluster could use the graph without a token; Kubernetes takes no such name;
-            a replica does not fit into a pod. All problems at once.
+    In ``source``, the graph as it was read, variables stay variables: pods get them from a Secret. Raises
+    `GraphError` with all problems: others in the cluster could use the graph without a token; Kubernetes
+    takes no such name; a replica does not fit into a pod.
     """
     if problems := list(_problems(source, graph, size)):
         raise GraphError(problems, source=source.path)

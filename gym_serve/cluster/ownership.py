@@ -1,12 +1,9 @@
 """Who owns a graph, and when it ends without its owner.
 
-A graph that `Gym.from_graph` deploys on a cluster belongs to a run. One process at a time *holds* it. Another
-process of the same run, e.g. a trainer's actor that Ray has restarted, takes it over. Once the holder has
-been gone for the lease, the graph is taken down by its own gateway (`watch`).
-
-Its `Claim` lies in Ray's key-value store. Ray says whether the holder lives (`worker_is_alive`), who has
-nothing to renew: a trainer may hold Python's lock for minutes. Graphs of `gym-serve up` or `serve run` are
-not watched.
+A graph that `Gym.from_graph` deploys on a cluster belongs to a run. One process at a time *holds* it, e.g. a
+trainer's actor that Ray has restarted. Once the holder has been gone for the lease, the graph is taken down
+by its own gateway (`watch`). The `Claim` lies in Ray's key-value store. Ray says whether the holder lives
+(`worker_is_alive`), who has nothing to renew: a trainer may hold Python's lock for minutes.
 """
 
 from __future__ import annotations

@@ -24,12 +24,8 @@ logger = logging.getLogger("gym_serve")
 
 
 class RayPublisher:
-    """Publishes metrics until it is stopped.
-
-    Every series has the labels of ``constant``; a ``server`` that a metric names itself is another one in the
-    same process, and holds. ``refresh`` is called before each publication, to set gauges to their present
-    values.
-    """
+    """Publishes metrics until it is stopped, after ``refresh`` has set the gauges. Every series has the
+    labels of ``constant``; a ``server`` that a metric names itself holds."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""`Replica`: the Serve deployment class around every server of a graph.
-
-It constructs the server from its node, gives it a client for every reference, and passes calls to its
-`ServerRunner`. Servers named in ``inline`` are constructed in the same process, each with its own runner.
+"""`Replica`: the Serve deployment class around every server of a graph, and its ``inline`` ones.
 
 Calls arrive at the replica's own `Listener`, not through Serve. A replica that Serve stops *drains*: it takes
 no new work, and ends with its calls and sessions, or after ``graceful_shutdown_timeout_s``.

@@ -24,11 +24,12 @@ from gym_serve.cluster.routing.rpc import (
 )
 from gym_serve.gateway.stats import PRESSURE
 from gym_serve.graph.spec import Node
-from gym_serve.servers.transport import Call, Reply, encode
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, NotFound
 from gym_serve.types.requests import JSON
 
 _SECONDS = 2.0  # for a replica to answer about its episodes
+_REPORT_SECONDS = 5.0
 
 
 def report(
@@ -60,30 +61,23 @@ def report(
     }
 
 
-async def reports_of(
-    application: str,
-    servers: Iterable[str],
-    op: str = PRESSURE,
-    body: JSON | None = None,
-    seconds: float = 5.0,
-) -> dict[str, list[JSON]]:
+async def reports_of(application: str, servers: Iterable[str], op: str = PRESSURE) -> dict[str, list[JSON]]:
     """What all replicas answer, by server; a replica that does not answer is left out."""
     names = list(servers)
-    call = Call(op, b"" if body is None else encode(body))
-    reports = await asyncio.gather(*(_server(application, name, call, seconds) for name in names))
+    reports = await asyncio.gather(*(_server(application, name, Call(op, b"")) for name in names))
     return dict(zip(names, reports, strict=True))
 
 
-async def _server(application: str, server: str, call: Call, seconds: float) -> list[JSON]:
+async def _server(application: str, server: str, call: Call) -> list[JSON]:
     addresses = (await Directory(application, server).all()).values()
-    asked = await asyncio.gather(*(_replica(address, call, seconds) for address in addresses))
+    asked = await asyncio.gather(*(_replica(address, call) for address in addresses))
     return [report for report in asked if report is not None]
 
 
-async def _replica(address: Address, call: Call, seconds: float) -> JSON | None:
+async def _replica(address: Address, call: Call) -> JSON | None:
     try:
         async with Channel.opened(address) as channel:
-            reply = await asyncio.wait_for(channel.call(call), seconds)
+            reply = await asyncio.wait_for(channel.call(call), _REPORT_SECONDS)
     except (ConnectError, NotDeliveredError, QueueFullError, ConnectionLostError, asyncio.TimeoutError):
         return None
     counts: JSON = reply.json()

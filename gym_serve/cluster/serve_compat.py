@@ -236,9 +236,8 @@ def is_leaving(application: str, deployment: str, replica: str) -> bool:
 def with_version(deployment: Deployment, version: str) -> Deployment:
     """``deployment`` with a version of its own, so that a deploy restarts it only when that changes.
 
-    Serve gives all deployments of an application one version, a hash over the whole file for ``serve deploy``
-    and a random one for ``serve.run``: a changed setting of one server would restart all of them. There is no
-    supported way to choose it, so the config is replaced by one of a subclass that keeps its version.
+    Serve gives all deployments of an application one version, and has no way to choose it, so the config is
+    replaced by one of a subclass that keeps its version.
     """
     deployment = copy(deployment)
     state = dict(deployment._deployment_config.__getstate__())

@@ -1,11 +1,8 @@
 """Feeds Serve's own series, so that its dashboards show the calls that do not pass through Serve.
 
-Each replica adds its own numbers to them, with Serve's names and labels: counters and latencies under an
-operation as ``route``, which Serve's own requests never have; running and queued calls under another handle
-or with one label more, as the boards add up all series of a deployment.
-
-The numbers are those of `gym_serve.observe.catalogue`, read once per publication: a call costs nothing more.
-Calls to inline servers are no requests of a deployment. The gateway's requests pass through Serve itself.
+Each replica adds the numbers of `gym_serve.observe.catalogue` to them, once per publication: counters and
+latencies under an operation as ``route``, which Serve's own requests never have; running and queued calls
+under another handle or with one label more, as the boards add up all series of a deployment.
 """
 
 from __future__ import annotations

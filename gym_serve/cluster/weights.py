@@ -1,12 +1,9 @@
 """New weights for every replica of a model, including those that start later.
 
-`update_weights` puts the weights into the graph's `WeightStore`, and each replica fetches them from there:
-tensors go through Ray's object store. (Nothing that may come over HTTP is unpickled.) A replica that starts
-reads the store before it publishes its address and after, or it could miss an update.
-
-The store is an actor, as the weights must outlive the driver that brought them; it ends when Serve has
-deleted the graph. If its machine is lost, a replica that starts then has the weights of the graph file, and
-says so.
+`update_weights` puts the weights into the graph's `WeightStore`, an actor that outlives the driver, and each
+replica fetches them from there: tensors go through Ray's object store. (Nothing that may come over HTTP is
+unpickled.) A replica that starts reads the store before it publishes its address and after, or it could miss
+an update. If the store's machine is lost, such a replica has the weights of the graph file, and says so.
 """
 
 from __future__ import annotations
@@ -166,8 +163,7 @@ async def update_weights(
     """Give every replica of a model new weights, and store them for those that start later.
 
     There is neither ``path`` nor ``tensors`` where the trainer has replaced them itself. Raises the
-    `GymError` of a replica; others may have the new weights, and replicas that start later have the previous
-    ones.
+    `GymError` of a replica; others may have the new weights, and those that start later have the old ones.
     """
     store = WeightStore(application)
     serial = await asyncio.to_thread(store.put, model, version, path, tensors)

@@ -4,8 +4,6 @@
 2. The `RolloutRunner` runs what the journal does not hold yet. Every result is in it before it is counted.
 3. If an environment compares the rollouts of a row, its rewards replace the verifier's (`GroupStage`).
 4. The metrics are computed from the files.
-
-When an interrupted run is resumed, the first and the last step start again, and the others continue.
 """
 
 from __future__ import annotations

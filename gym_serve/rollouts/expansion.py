@@ -331,14 +331,8 @@ class Inputs:
         return str(self.rows) if isinstance(self.rows, str | Path) else "rows of the caller"
 
     def write(self, path: Path | None, *, skip_invalid: bool) -> Generator[None, None, None]:
-        """Check and expand all rows, in steps of one row.
-
-        Args:
-            path: the file to write; None to check and count only.
-
-        Raises:
-            InvalidRequest: there are rows that cannot be used, or no rows at all.
-        """
+        """Check and expand all rows into a file, if there is a path, in steps of one row. Raises
+        `InvalidRequest`: there are rows that cannot be used, or no rows at all."""
         rows = self.rows if isinstance(self.rows, str | Path) else self._digested(self.rows)
         problems, self.rollouts = self.problems, 0
         groups = expand(
@@ -404,11 +398,8 @@ async def checked_groups(
 ) -> Iterator[list[JSON]]:
     """The materialized rows of each row. A file is checked as a whole before its first row is returned.
 
-    Rows of the caller are read one by one, so only a row that cannot be expanded is an error; a row that the
-    graph cannot run (``check`` raises a `GymError`) becomes a failed rollout.
-
-    Raises:
-        InvalidRequest: there are rows that cannot be used; for a file, names all of them.
+    Rows of the caller are read one by one; one that the graph cannot run (``check`` raises a `GymError`)
+    becomes a failed rollout. Raises `InvalidRequest`, for a file naming all rows that cannot be used.
     """
     if not isinstance(rows, str | Path):
         return expand(rows, expansion, problem=ignore_problem if skip_invalid else raise_problem)

@@ -126,12 +126,8 @@ class GroupFeed:
     async def take(self, handover: Handover) -> Group | None:
         """The next group, once there is one that may be taken; None when all have been taken.
 
-        Args:
-            handover: remembers the group; where this call is cancelled, pass it to `give_back`.
-
-        Raises:
-            InvalidRequest: rows that cannot be used.
-            OperatorError: see `RunnerOptions.max_failures`.
+        ``handover`` remembers it; where this call is cancelled, pass it to `give_back`. Raises
+        `InvalidRequest` for rows that cannot be used, and `OperatorError` (`RunnerOptions.max_failures`).
         """
         self._fresh.waiting += 1
         self._woken.set()

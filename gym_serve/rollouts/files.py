@@ -1,12 +1,9 @@
 """JSONL files: read, replaced at once, or appended to so that a crash costs at most the last line.
 
-Files are plain, ``.gz`` or ``.zst``, by their names. A file that is *appended to* holds one gzip member or
-zstd frame per line: a line that a crash has torn can be cut off without touching its neighbours.
-
-A record is *acknowledged* when `RecordFile.append` returns: it survives the death of this process, and after
-`RecordFile.sync` a power failure. A write that fails half way is undone, and a torn last line is cut off when
-the file is next opened for appending. A damaged line anywhere else is never repaired silently. One process
-writes a run at a time: it holds an advisory lock on the main file.
+Files are plain, ``.gz`` or ``.zst``. One that is *appended to* holds one gzip member or zstd frame per line,
+so a torn line can be cut off alone: when the file is next opened for appending. A damaged line anywhere else
+is never repaired silently. A record is *acknowledged* when `RecordFile.append` returns: it survives the death
+of this process, and after `RecordFile.sync` a power failure.
 """
 
 from __future__ import annotations
@@ -245,11 +242,7 @@ def fingerprint(path: Path) -> JSON:
 
 def readable_line(record: JSON, spare: int = 0) -> bytes:
     """A record as a line that every reader of such files accepts, with ``spare`` bytes left free for keys.
-
-    Raises:
-        ValueError: the line is longer than `MAX_ROW_BYTES`, or nested too deeply.
-        TypeError: the record is not JSON.
-    """
+    Raises `ValueError` if it is longer than `MAX_ROW_BYTES` or nested too deeply, `TypeError` if no JSON."""
     try:
         line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
@@ -267,12 +260,8 @@ def read_records(path: Path) -> Iterator[JSON]:
 
 
 class RecordFile:
-    """A file of records, open for appending.
-
-    Raises:
-        Conflict: another process is writing the file.
-        BadRequest: the file cannot be written.
-    """
+    """A file of records, open for appending. Raises `Conflict` if another process is writing it, and
+    `BadRequest` if it cannot be written."""
 
     def __init__(self, path: Path, *, exclusive: bool = False, spare: int = 0) -> None:
         self.path = path

@@ -6,9 +6,7 @@ A group starts ``size`` + ``oversample`` rollouts, and is settled as soon as
 - its deadline has passed, counted from the start of its first attempt, or
 - the run ends before all of its rollouts were started (its budget is spent), unless ``size`` of them are.
 
-The rollouts that still run then are stragglers, which the caller cancels. Oversampling favours short
-rollouts. Group rewards come from the environment's ``compare``, which the collector calls when a group is
-settled (docs/formats.md, Groups); ``verify`` would wait forever for a rollout that failed.
+The rollouts that still run then are stragglers, which the caller cancels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Groups of rollouts at run time: `groups` streams them (GRPO), the thin shell around `GroupBook`;
-`GroupStage` compares those of a collection's files.
+`GroupStage` compares those of a collection's files once all its rollouts have ended.
 
-`GroupStage` runs when every rollout of a collection has ended (docs/formats.md, Groups). The answer for a
-group is appended to ``out_comparisons.jsonl`` first, so no group is compared twice, whatever interrupts the
-run. When all are there, ``out.jsonl`` is replaced as a whole by one with the new rewards. A group that has
-grown since (a resume with more attempts) is compared again.
+The answer for a group is appended to ``out_comparisons.jsonl`` first, so no group is compared twice unless it
+has grown. When all are there, ``out.jsonl`` is replaced as a whole by one with the new rewards.
 """
 
 from __future__ import annotations
@@ -56,12 +54,9 @@ async def groups(
 ) -> AsyncGenerator[Group, None]:
     """Yield each group when it is settled and compared; closing it cancels running rollouts.
 
-    Args:
-        spending: counts what attempts and comparisons use. Once the budget is spent, no further attempt
-            starts; running ones may end if their group can still be filled, and are compared.
-
-    Raises:
-        OperatorError: see `RunnerOptions.max_failures`. That of a comparison is raised at once.
+    Once the budget of ``spending`` is spent, no further attempt starts; running ones may end if their group
+    can still be filled, and are compared. Raises `OperatorError` (`RunnerOptions.max_failures`), that of a
+    comparison at once.
     """
     book = GroupBook(options)
     spending = spending or Spending()

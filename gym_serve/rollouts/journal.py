@@ -106,12 +106,8 @@ class Header:
             file.write(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
 
     def check(self, path: Path, **now: JSON) -> None:
-        """Raise a `Conflict` that says what changed since the header was written.
-
-        Args:
-            path: the main file of the run, for the message.
-            now: ``input``, ``expansion`` and ``graph``.
-        """
+        """Raise a `Conflict` that says which of ``now`` (``input``, ``expansion``, ``graph``) changed since
+        the header was written. ``path`` is the main file, for the message."""
         then = {part: getattr(self, part) for part in _COMPARED}
         changes = list(differences(then, orjson.loads(orjson.dumps(now))))
         if changes:
@@ -150,12 +146,8 @@ _TERMINAL = 2**31  # beside the number of failed attempts
 
 
 class Journal:
-    """The files of a run, open for collecting; this process is their only writer.
-
-    Raises:
-        Conflict: another process is writing the files, or they hold something that cannot be resumed.
-        BadRequest: the files cannot be written.
-    """
+    """The files of a run, open for collecting; this process is their only writer. Raises `Conflict` if they
+    are being written or cannot be resumed, and `BadRequest` if they cannot be written."""
 
     def __init__(self, outputs: Outputs, *, resume: bool) -> None:
         self.outputs = outputs

@@ -30,13 +30,8 @@ async def merge(
 ) -> list[JSON]:
     """Merge the runs of shards; returns the metrics of each agent, as `summarize_run` does.
 
-    Args:
-        shards: the main files of all shards, in any order; none may be written at the time.
-        output: the main file of the merged run, which must not exist.
-
-    Raises:
-        InvalidRequest: they are not all the shards of one data set.
-        Conflict: a shard is being written, or ``output`` exists.
+    ``shards`` are their main files, in any order. Raises `InvalidRequest` if they are not all the shards of
+    one data set, and `Conflict` if one is being written, or ``output`` exists.
     """
     sources = [Outputs.of(shard) for shard in shards]
     with ExitStack() as locks:

@@ -43,14 +43,8 @@ async def summarize_run(
     aggregate: Aggregate | None = None,
     metric_spec: MetricSpecOf = lambda agent: STATISTICS_ONLY,
 ) -> list[JSON]:
-    """Compute the metrics of a run from its files, and write them.
-
-    Args:
-        aggregate: asks an agent; None to compute everything in this process.
-
-    Returns:
-        an entry for each agent, without its ``group_level_metrics``, which only the file has.
-    """
+    """Compute the metrics of a run from its files, and write them; ``aggregate`` asks an agent for its own.
+    Returns an entry for each agent, without its ``group_level_metrics``, which only the file has."""
     agents = await asyncio.to_thread(_read, outputs, metric_spec, keep=aggregate is not None)
     entries = []
     with replacing(outputs.metrics) as file:

@@ -3,9 +3,6 @@
 It is the thin asyncio shell around `Scheduler`. Rows are drawn only when an attempt can start, and none
 starts while the consumer is busy with a result, so memory stays flat. The failure of a rollout is a value;
 only what breaks the whole run is raised.
-
-`TaskPool` returns tasks in the order in which they complete, at a cost that does not depend on how many run.
-A cancelled task is awaited when the pool closes, and its result is never returned.
 """
 
 from __future__ import annotations
@@ -198,9 +195,7 @@ async def stream(
 class RolloutRunner:
     """Runs jobs. Call `advance` and `results` in turn, and `close` in the end.
 
-    Args:
-        on_result: called with the row and the result of every attempt, also a failed one; an exception in it
-            ends the run. Not called for attempts that met an operator error, because they do not count.
+    ``on_result`` gets the row and the result of every attempt that counts; an exception in it ends the run.
     """
 
     def __init__(
@@ -439,12 +434,8 @@ def _failure(rollout: JSON) -> Failure | None:
 def too_long(
     server: str | None, stage: str | None, detail: str, wait: float, patience: float | None
 ) -> WaitTooLong:
-    """The error of what would have to wait for too long.
-
-    Args:
-        wait: seconds that the server asked for; 0 if it did not say.
-        patience: seconds for which a run waits; None where it asks for a number of times.
-    """
+    """The error of what would have to wait for too long: ``wait`` seconds that the server asked for, 0 if it
+    did not say; ``patience`` seconds for which a run waits, None where it asks for a number of times."""
     until = f"until {clock_time(wait)}" if wait else "and does not say until when"
     longest = f"asks {MAX_PROBES} more times" if patience is None else f"waits {patience:g} s"
     setting = "" if patience is None else " (timeout)"

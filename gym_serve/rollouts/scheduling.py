@@ -7,18 +7,13 @@ their retries, so that groups finish one after the other. A job has one current 
 other one is late and is ignored. An attempt that an overloaded graph rejects is repeated without being
 counted. A job that would have to wait for longer than its ``patience`` is left open. Four policies bound it:
 
-- `Outage` pauses a run while the whole graph is away: when only "unavailable" has come back for a while, all
-  starts pause and one attempt at a time probes the graph, at no cost to its rollout. The number of probes is
-  limited: a graph that stays away must not keep a run from ending, which leaves its rollouts open.
+- `Outage` pauses a run while the whole graph is away: when only "unavailable" has come back for a while, one
+  attempt at a time probes the graph, at no cost to its rollout. The number of probes is limited.
 - `Pace` slows a run down while the graph is overloaded, by additive increase and multiplicative decrease, as
-  in TCP. Answers to attempts from before the last decrease say nothing about it, so one burst of refusals
-  halves the number once.
-- `OperatorErrors` ends a run that only its operator can help (a refused key, a wrong address). Such an error
-  counts as no attempt, and the rollout stays open. A refused key ends the run at once, as more calls can lock
-  the account. Anything else may be a restart in front of the endpoint, so several in a row are needed.
+  in TCP; one burst of refusals halves the number once.
+- `OperatorErrors` ends a run that only its operator can help, at no cost to its rollouts: a refused key at
+  once, as more calls can lock the account, and anything else when several come in a row.
 - `RepeatedFailures` ends a run whose rollouts all fail alike: what is wrong is then not one row.
-
-`Ordering` holds results back until their turn, and counts them: the runner keeps that number small.
 """
 
 from __future__ import annotations
@@ -346,9 +341,8 @@ T = TypeVar("T")
 class RepeatedFailures(Generic[T]):
     """Counts failures that are alike and that no retry mends, and holds their results back meanwhile.
 
-    One such failure is that of its row. Twenty in a row, with no score and no other such failure in between,
-    are that of the data, the environment or the agent: they end the run, and their rows stay open. (Those of
-    one row alone, which is repeated, do not.)
+    Twenty in a row, of more than one row, with no score and no other such failure in between, are the fault
+    of the data, the environment or the agent: they end the run, and their rows stay open.
     """
 
     def __init__(self) -> None:

@@ -1,28 +1,23 @@
 """Which rows begin, and which group a trainer takes next, while its policy changes. Pure: no clock, no task.
 
 The *version* is the number of times that the policy's weights were replaced. The *staleness* of a group is
-the version at which the trainer takes it, less the version at which the oldest rollout in it began.
-
-A trainer takes ``batch`` groups, learns from them and replaces the weights, which makes the next version. For
-a bound k (``max_staleness``), `StalenessBook` guarantees:
+the version at which the trainer takes it, less the version at which the oldest rollout in it began. For each
+version the trainer takes ``batch`` groups. With a bound k (``max_staleness``), `StalenessBook` guarantees:
 
 - No group is taken whose staleness exceeds k.
 - Every group that begins is taken, and once. What is thrown away of it begins again, at its old place.
 - At most (k + 1) * ``batch`` groups have begun and are not taken; with ``ahead`` below k there are fewer.
 - While the trainer takes ``batch`` groups for each version, no group becomes too old, however long it takes.
 
-The last one keeps slow tasks in the training data. A group that begins at version v is *due* at v + k: the
-trainer must take it before that version ends. It takes groups as they become ready, as long as it can still
-take all others when they are due; else it waits for those (scheduling by earliest deadline).
+The last one keeps slow tasks in the training data. A group that begins at version v is *due* at v + k. The
+trainer takes groups as they become ready, as long as it can still take all others when they are due; else it
+waits for those (earliest deadline first). A new version means for a group in progress (``straddle``):
 
-What a new version means for a group that is not complete (``straddle``):
-
-- ``continue``: its running rollouts go on, with the new weights from some token on. The group is as old as
-  its first rollout's beginning.
+- ``continue``: its running rollouts go on; the group is as old as its first rollout's beginning.
 - ``restart``: its running rollouts begin anew, so each rollout is of one version. Those that have ended stay.
 - ``cancel``: all of it begins anew, so the group is of one version.
 
-A group keeps its place and its due version in all three, so that a slow one ends at last.
+It keeps its place and its due version in all three, so that a slow one ends at last.
 """
 
 from __future__ import annotations

@@ -59,17 +59,11 @@ class Tracker(Protocol):
 
 
 def open_tracker(kind: str, output: Path) -> Tracker:
-    """A tracker of a run.
+    """A tracker of a run that writes to ``output``, whose name is that of the run. TensorBoard's files lie
+    beside it, in ``OUT_tensorboard``. Raises as `check_tracker`.
 
     A run of the same tool that this process has begun already, as trainers do, goes on: W&B adds the numbers
     to those that the trainer logs next, and MLflow makes a run below it.
-
-    Args:
-        output: where the run writes, e.g. the main file of a collection. Its name is that of the run, and
-            files of the tracker lie beside it: TensorBoard's in ``OUT_tensorboard``.
-
-    Raises:
-        InvalidRequest: see `check_tracker`.
     """
     check_tracker(kind)
     return TRACKERS[kind](output.name.partition(".")[0], output.parent)

@@ -2,11 +2,9 @@
 
 The root of a box is a copy-on-write view, an overlay in memory, of a folder or of this machine: of the
 system's folders, not of homes, data and services, and without the files that not every user may read.
-``bwrap`` makes the namespaces and starts the box's first process (`inside.resident`), which makes the root
-and executes commands.
 
 Nothing is to be swept: processes, mounts and files exist in the box's namespaces alone, which end with its
-first process. That ends with the socket to this process, whatever ends this process.
+first process (`inside.resident`). That ends with the socket to this process, whatever ends this process.
 """
 
 from __future__ import annotations

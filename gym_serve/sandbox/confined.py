@@ -34,14 +34,7 @@ class ConfinedProcess:
     async def start(
         cls, confinement: Confinement, command: list[str], *, max_line: int, cpus: float = 1.0
     ) -> ConfinedProcess:
-        """Start a command of the confinement.
-
-        Args:
-            max_line: bytes of the longest line that `reader` accepts.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start a command of the confinement; ``max_line`` is in bytes, for `reader`. Raises `OSError`."""
         groups = confinement.groups
         folder = None if confinement.confines else tempfile.mkdtemp(prefix="gym-serve-sandbox-")
         group = None if groups is None else groups.create(cpus)
@@ -58,14 +51,8 @@ class ConfinedProcess:
         return cls(confinement, process, folder, group)
 
     async def stop(self, grace: float = 0.0) -> str:
-        """Kill it, collect it and remove what was its own. Safe to call again, also after a cancellation.
-
-        Args:
-            grace: seconds that it is given to end by itself, for one that has closed its socket.
-
-        Returns:
-            how it ended, for messages: ``"signal 11"``, ``"exit status 1"``.
-        """
+        """Kill it after ``grace`` seconds, collect it and remove what was its own. Safe to call again, also
+        after a cancellation. Returns how it ended, for messages: ``"signal 11"``, ``"exit status 1"``."""
         end = await self._process.end(grace)
         if self._folder is not None or self._group is not None:
             await asyncio.to_thread(_remove, self._confinement, self._folder, self._group)

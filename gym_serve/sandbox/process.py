@@ -1,10 +1,7 @@
 """`SandboxedPython`: one Python process in a sandbox, and the socket to it; `SandboxPool`: warm ones.
 
-The process reports through its supervisor, which truncates the texts. Even so it is not trusted: a message
-that is too long, is no JSON, or has another form ends it, as if it had died.
-
-A sandbox of the pool is given out once and never returned. While one is taken the next one starts, so a
-caller waits only if calls come faster than processes start.
+What the process reports is not trusted: a message that is too long, is no JSON, or has another form ends it,
+as if it had died. A sandbox of the pool is given out once and never returned; then the next one starts.
 """
 
 from __future__ import annotations
@@ -115,11 +112,8 @@ class SandboxedPython:
     async def execute(self, code: str, *, timeout: float, output_limit: int) -> Execution:
         """Execute code in the namespace of this process, which lasts until it ends.
 
-        The code is interrupted at its time limit; if it ignores that, the process is killed.
-
-        Args:
-            timeout: limit of the seconds that it runs or sleeps; waiting for a processor does not count.
-            output_limit: maximum characters of the result, and bytes of each output, that are returned.
+        The code is interrupted after ``timeout`` seconds that it runs or sleeps; if it ignores that, the
+        process is killed. ``output_limit`` is in characters of the result, and bytes of each output.
 
         Raises:
             SandboxDied: the process did not survive the code; no further call is possible.
@@ -151,16 +145,11 @@ class SandboxedPython:
         function: str | None = None,
         arguments: list[Any] | None = None,
     ) -> ProgramRun:
-        """Run a program in a process of its own.
+        """Run a program in a process of its own, for ``timeout`` seconds that it runs or sleeps.
 
-        Args:
-            timeout: limit of the seconds that it runs or sleeps; waiting for a processor does not count.
-            output_limit: maximum bytes of its output, and of its value, that are returned.
-            function: a function of the program, or a method of its class ``Solution``, to call; the program
-                is not ``__main__`` then.
-
-        Raises:
-            SandboxDied: the process did not survive the program; no further call is possible.
+        ``output_limit`` is in bytes of its output, and of its value: that of ``function``, a function of the
+        program or a method of its class ``Solution``; the program is not ``__main__`` then. Raises
+        `SandboxDied` if the process did not survive it; no further call is possible.
         """
         request = {"op": "run", "code": code, "timeout": timeout, "output_limit": output_limit}
         request |= {"function": function, "arguments": arguments or []}
@@ -345,17 +334,9 @@ class SandboxPool:
     ) -> _T:
         """Run ``work`` with a fresh process; as many at the same time as the pool keeps ready.
 
-        Work that has used least goes first. So long work should be done in several turns, at whose ends it
-        asks whether others wait (`crowded`).
-
-        Nothing that runs in a sandbox can end its first process, so if that dies, the work is repeated once.
-
-        Args:
-            used: seconds that were used for it in earlier turns.
-
-        Raises:
-            VerifierFailed: both processes died.
-            Unavailable: see `take`.
+        Work that has ``used`` the fewest seconds goes first. So long work should be done in several turns, at
+        whose ends it asks whether others wait (`crowded`). Nothing that runs in a sandbox can end its first
+        process, so if that dies, the work is repeated once. Raises `VerifierFailed` if both died.
         """
         async with self._turns.turn(used):
             for _ in range(2):

@@ -2,9 +2,8 @@
 
 `Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, and no files but
 an empty folder and a read-only Python with the system's libraries and the packages that it was given.
-`PlainProcess` does not confine: it sets the same limits of time and memory, but the code can do all that the
-user of this process may do. Hence it is never a fallback: where Bubblewrap does not work, `find_sandbox`
-refuses.
+`PlainProcess` does not: the code can do all that the user of this process may do. Hence it is never a
+fallback: where Bubblewrap does not work, `find_sandbox` refuses.
 """
 
 from __future__ import annotations
@@ -299,13 +298,9 @@ def configuration(sandbox: Confinement, limits: Limits) -> dict[str, Any]:
 
 
 def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Confinement:
-    """The sandbox of a name, ready to use on this machine.
+    """The sandbox of a name, ready to use on this machine. Raises `GraphError` if it does not work here.
 
-    Args:
-        packages: installed packages that its code may import, with their requirements; ``process`` has all.
-
-    Raises:
-        GraphError: it does not work here; gives the reason and the next step.
+    Its code may import ``packages`` with their requirements; ``process`` has all that are installed.
     """
     if name == "process":
         logger.warning("`sandbox: process` runs code with this user's rights; use it for trusted code only")

@@ -76,14 +76,8 @@ P = TypeVar("P", bound=Part)
 
 
 class Server:
-    """Base class of `ModelServer`, `ResourcesServer` and `AgentServer`.
-
-    Args:
-        name: name in the graph; the class's name by default.
-
-    Raises:
-        pydantic.ValidationError: the settings do not fit `Config`.
-    """
+    """Base class of `ModelServer`, `ResourcesServer` and `AgentServer`. Its name in the graph is the class's
+    by default. Raises `pydantic.ValidationError` if the settings do not fit `Config`."""
 
     kind: ClassVar[Kind]
 
@@ -116,21 +110,17 @@ class Server:
     @classmethod
     def preflight(cls, config: Any) -> Iterable[str]:
         """Problems that would keep the server from starting here: missing packages, programs or files, each a
-        sentence with the next step.
+        sentence with the next step. It changes nothing; by default it checks `requires`.
 
         It is called before a graph is deployed, where replicas would run, so that a graph that cannot start
-        does not replace one that runs. It must not change anything. By default it checks `requires`.
+        does not replace one that runs.
         """
         for module, package in cls.requires.items():
             yield from missing_package(module, package)
 
     def check_endpoint(self, endpoint: ModelEndpoint) -> None:
-        """Check that a call may be answered by the endpoint of a row instead (`Call.endpoint`).
-
-        Raises:
-            EndpointMisconfigured: this server cannot do that, or its settings do not allow it.
-            BadRequest: they do not allow this endpoint.
-        """
+        """Raise `EndpointMisconfigured` or `BadRequest` if a call may not be answered by this endpoint of a
+        row (`Call.endpoint`)."""
         raise EndpointMisconfigured(
             f"{self.name} cannot use the endpoint that a row names (`{MODEL_FIELD}`): the model must be a "
             "chat_model or sglang_model with `row_endpoints`"

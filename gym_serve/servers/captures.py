@@ -1,12 +1,9 @@
 """Captures: the model calls of external harnesses, recorded by the replica that answers them.
 
 A capture is a session of a model server: every call below ``/{model}/rollouts/{id}/v1`` goes to the replica
-that opened it. If that dies, its captures are lost (`SessionLost`). `gym_serve.capture` makes trajectories of
-calls.
-
-Only complete answers are recorded; a call that failed, or whose harness hung up, counts as ``unfinished``. If
-the last call failed, and not because of the request, the capture reports that ``failure``, so that nobody
-scores what the harness made of it.
+that opened it. Only complete answers are recorded; a call that failed, or whose harness hung up, counts as
+``unfinished``. If the last call failed, and not because of the request, the capture reports that ``failure``,
+so that nobody scores what the harness made of it.
 """
 
 from __future__ import annotations
@@ -115,12 +112,8 @@ class Captures:
         return self._table.traceparent(session_id)
 
     async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
-        """Make a model call in the current capture and record it, unless the model fails.
-
-        Raises:
-            SessionLost, SessionNotFound: the capture does not exist, or not any more.
-            BadRequest: the request relies on state of the server, or the capture is full.
-        """
+        """Make a model call in the current capture and record it, unless the model fails. Raises `BadRequest`
+        if the request relies on state of the server, or the capture is full; else as `check`."""
         with self._recording(params) as call:
             with use(call.context):
                 response = await ask(call.params)

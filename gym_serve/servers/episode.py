@@ -1,7 +1,5 @@
 """`Episode`: one rollout in progress. It records what has happened and calls the servers.
 
-Of the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back to the model.
-
 Exceeding one of the `Limits` is the policy's own doing and gets a real result: a call that is not run has an
 error as its output, an answer that is too long is cut, and the episode is verified as it stands. It is never
 a failure, which trainers mask: a policy could learn to turn zeros into failures. The same holds for a history

@@ -1,17 +1,15 @@
 """`History`: what a model is sent of its episode, always in a form that strict endpoints take.
 
-An endpoint that is sent back what a model wrote may refuse it: vLLM, SGLang and llama.cpp parse the arguments
-of earlier calls; OpenAI's API wants safe names, ids of 64 characters, and at most 128 calls a turn. A refusal
-would end the episode without a reward, and so a policy could turn its zeros into failures. So, in the history
-alone:
+An endpoint may refuse what a model wrote: vLLM, SGLang and llama.cpp parse the arguments of earlier calls;
+OpenAI's API wants safe names, ids of 64 characters, and at most 128 calls a turn. A refusal would end the
+episode without a reward, and so a policy could turn its zeros into failures. So, in the history alone:
 
 - arguments that are no JSON object, or are nested too deeply for a parser that recurses, stand in one:
   ``{"invalid_arguments": "<what the model wrote>"}``; none at all, and ``null``, are ``{}``
 - a name that no tool has gets safe characters
 - of the calls of a turn the first ones stay, and the last output says that others did not run
 
-Ids that are missing or there twice are mended in the rollout too. What an endpoint refuses all the same
-(`is_refusal_of_history`) ends the episode as a limit does, and it is graded as it stands.
+Ids that are missing or there twice are mended in the rollout too.
 """
 
 from __future__ import annotations

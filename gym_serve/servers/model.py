@@ -79,12 +79,8 @@ class ModelServer(Server):
             raise TypeError(f"{where}: {cls.__name__} must define `responses` or `chat_completions`")
 
     async def responses(self, body: JSON) -> JSON:
-        """OpenAI's Response for a body of ``POST /v1/responses`` (without ``stream``).
-
-        Raises:
-            Rejected: the model refuses the request, with the reason.
-            Retryable: it is overloaded, unavailable or too slow.
-        """
+        """OpenAI's Response for a body of ``POST /v1/responses`` (without ``stream``). Raises `Rejected`
+        with the reason, or `Retryable`."""
         completion = await self.chat_completions(responses_to_chat(body))
         return chat_to_response(completion, body, parse_think=True)
 

@@ -1,10 +1,8 @@
 """`ResourcesServer`: the tools, the verifier and the per-episode state of an environment.
 
-A call without a session id gets a new session: that of a tool call stays open if the call succeeds (its id is
-in the reply), that of a verify call lives for the call only. Methods may be plain functions, which run in a
-thread, one at a time per session. If sessions are `ResourcesServer.restorable`, the calls of one session run
-one after the other, and every reply that a caller may have to continue from carries the state that the call
-left.
+A call without a session id gets a new session: that of a tool call stays open if the call succeeds, that of a
+verify call lives for the call only. Methods may be plain functions, which run in a thread, one at a time per
+session.
 """
 
 from __future__ import annotations
@@ -166,10 +164,8 @@ class ResourcesServer(Server):
     async def seed(self, row: Any, session: Any) -> JSON | None:
         """Prepare the state of an episode from its row (optional); called once per session.
 
-        Returns:
-            fields for the answer of ``/seed_session``, or None. The field ``tools`` has the tools that the
-            model is offered if the row's list of tools is missing or empty; without it, the row is offered
-            those of the class.
+        Returns fields for the answer of ``/seed_session``, or None. The field ``tools`` has the tools that
+        the model is offered if the row's list of tools is missing or empty, instead of those of the class.
         """
         return None
 

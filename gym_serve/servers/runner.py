@@ -223,9 +223,8 @@ class ServerRunner:
 def tune_process() -> None:
     """Prepare a process of gym_serve's own (a replica, the command line) for thousands of rollouts in flight.
 
-    The garbage collector runs less often, and never on what is loaded now: with Python's default thresholds,
-    it scans the objects of all rollouts in flight again and again, which took an eighth of an agent's CPU
-    time. And files may be open up to the hard limit, since each model call is a connection.
+    The garbage collector runs less often, and never on what is loaded now: it took an eighth of an agent's
+    CPU time. And files may be open up to the hard limit, since each model call is a connection.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

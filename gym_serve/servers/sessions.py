@@ -1,12 +1,9 @@
 """`LiveSessions`: the sessions of one environment, the calls in them, and how they end.
 
-An id is ``"{replica}.{random}"``: the router sends every later call to that replica. `SessionTable` is pure;
-`LiveSessions` runs the calls and closes the sessions. However calls, cancellations, expiry and closing
-interleave:
+An id is ``"{replica}.{random}"``: the router sends every later call to that replica. However calls,
+cancellations, expiry and closing interleave:
 
-- Whoever removes a session from the table closes it, so its close hook runs exactly once, in a task of its
-own: a
-  caller that stops waiting does not interrupt it.
+- Whoever removes a session from the table closes it, so its close hook runs exactly once, in its own task.
 - The hook runs after the calls of the session, never beside one. Calls that still wait are refused.
 - A method in a thread cannot be stopped. Its session stays in use until the thread has finished, even if the
   caller is gone, so that the next call never runs beside it on the same state.

@@ -1,12 +1,11 @@
 """AReaL (1.0): an agent that runs an episode of a graph at the endpoint that AReaL gives it.
 
-    from gym_serve.training.areal import GymAgent
+    trainer.train(
+        workflow="gym_serve.training.areal.GymAgent", workflow_kwargs={"graph": "graphs/weather.yaml"}
+    )
 
-    trainer.train(workflow="gym_serve.training.areal.GymAgent", workflow_kwargs={"graph":
-    "graphs/weather.yaml"})
-AReaL opens a session for every episode, with an endpoint and a key of its own, and keeps the tokens that pass
-it. The agent returns the reward. A rollout that failed raises `RolloutFailed`, and AReaL rejects the
-trajectory. It is not tried again, as the session would hold both attempts.
+The agent returns the reward. A rollout that failed raises `RolloutFailed`, and AReaL rejects the trajectory.
+It is not tried again, as the session would hold both attempts.
 
 Source: AReaL 1.0, ``api/workflow_api.py`` and ``experimental/openai/proxy/workflow.py``.
 """

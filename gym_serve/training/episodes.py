@@ -2,9 +2,8 @@
 
 verl, OpenRLHF, SkyRL and slime call a piece of the user's code with every prompt, and hand it an engine:
 token ids and sampling go in, token ids and log-probabilities come out. `Episodes` is that code for all of
-them: it runs the graph in this process, with a `callback_model` that lets the trainer's function generate,
-and with the trainer's tokenizer. `Adapter` is the base of what each trainer calls. An environment that needs
-more than this process runs elsewhere: give its URL in the graph (``type: http``).
+them, and `Adapter` the base of what each trainer calls. An environment that needs more than this process runs
+elsewhere: give its URL in the graph (``type: http``).
 """
 
 from __future__ import annotations
@@ -159,10 +158,9 @@ class Episodes:
 class Siblings:
     """The rollouts of one prompt that run in this process, for trainers that ask for each by itself.
 
-    Such a trainer has no value for a failure, and counts the reward of every rollout in its group. A failure
-    whose reward is the mean of its siblings leaves the mean of the group where it is without it, and has the
-    advantage 0; it makes the deviation smaller (docs/released-trainers.md). The trainer starts the rollouts
-    of a prompt together, so each knows of the others.
+    Such a trainer counts the reward of every rollout in its group. A failure whose reward is the mean of its
+    siblings leaves the mean of the group where it is without it, and has the advantage 0; it makes the
+    deviation smaller (docs/released-trainers.md).
     """
 
     def __init__(self, compare: Callable[[Sequence[Rollout]], Awaitable[list[Rollout]]]) -> None:
@@ -317,13 +315,8 @@ def policies_of(spec: GraphSpec) -> list[str]:
 def endpoints_of(graph: Any, overrides: Mapping[str, Any], **settings: Any) -> JSON:
     r"""Overrides of a graph that make `chat_model`\ s of its agents' models, for trainers with an endpoint.
 
-    Args:
-        graph: path of a graph file, or what stands under its ``args``.
-        overrides: values of the graph by path, which are kept.
-        **settings: settings of the models; by default they take the endpoint of each row alone.
-
-    Raises:
-        GraphError: the graph has problems, or no model that an agent names.
+    ``settings`` are those of the models, which by default take the endpoint of each row alone; ``overrides``
+    are kept. Raises `GraphError` if the graph has problems, or no model that an agent names.
     """
     source = load_graph(graph, overrides=overrides)
     names = policies_of(source.spec)

@@ -53,18 +53,8 @@ class Executor(Adapter):
         llm_engine: Any,
         images: Any = None,
     ) -> JSON:
-        """One rollout, as OpenRLHF wants it.
-
-        Args:
-            max_length: most tokens of the whole rollout.
-            hf_tokenizer: OpenRLHF's tokenizer.
-            llm_engine: has ``generate(token_ids, sampling_params)``.
-            images: must be empty.
-
-        Raises:
-            InvalidRequest: there are images, or the row cannot be used.
-            OperatorError: a setting is wrong.
-        """
+        """One rollout of at most ``max_length`` tokens, as OpenRLHF wants it. Raises `InvalidRequest` if
+        there are images, or the row cannot be used, and `OperatorError`."""
         if images:
             raise InvalidRequest("this executor takes text only, got images")
         self.episodes(hf_tokenizer, partial(_generate, llm_engine), max_model_len=max_length)

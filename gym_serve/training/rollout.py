@@ -1,17 +1,15 @@
 """A rollout as exporters read it (docs/formats.md, Rollouts), with its training tokens.
 
 Rollouts come from files, so nothing in them is trusted: one that does not follow the format is a
-`NotExportable`, which `export` counts, and never another exception. After `Rollout.read` the whole rollout is
-known to be JSON, so no writer fails halfway.
+`NotExportable`, which `export` counts, and never another exception.
 
 The rollout of an external harness may hold several conversations: the one that was verified, and ``branches``
 (sub-agents, dropped retries, a context before it was compacted). To a trainer each is a rollout of its own,
 with the reward, the mask and the task of the whole. Each text of the model is in exactly one of them.
 
-Tokens are cut into turns in one place, `token_parts`. Its invariant: laid end to end, the prompts and
-generations of a part's turns are exactly its last call's prompt and generation. This holds if each prompt
-begins with all tokens before it, which is checked: a trainer would learn from a sequence that the model never
-saw.
+Tokens are cut into turns in one place, `token_parts`: laid end to end, the prompts and generations of a
+part's turns are exactly its last call's prompt and generation. This holds if each prompt begins with all
+tokens before it, which is checked: a trainer would learn from a sequence that the model never saw.
 """
 
 from __future__ import annotations

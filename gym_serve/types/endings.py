@@ -16,12 +16,10 @@ A *stage* is where the episode was: ``seed``, ``model``, ``tool``, ``harness``, 
     AUTHOR       the code of an environment or agent              no    nothing    no     20 alike in a row
     OPERATOR     a setting: a refused key, a wrong address        no    nothing    no     5 in a row; a key: 1
     PERSON       somebody who stopped the episode                 no    nothing    no     never
-
 One cell depends on the stage as well: a verifier that still waits for the policy's own tool has nothing that
 it could grade, so a DEADLINE in ``verify`` is a zero unless it is to be masked.
 
-(One frozen table: Harbor's ``models/trial/error_policy.py``.) Who ends an episode, the agent, uses `cause_of`
-and `ending`; who reads rollouts, also those of files and of other servers, uses `ending_of`.
+The agent, which ends episodes, uses `cause_of` and `ending`; readers of rollouts use `ending_of`.
 """
 
 from __future__ import annotations

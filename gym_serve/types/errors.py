@@ -331,12 +331,8 @@ def error_class(code: str) -> type[GymError] | None:
 
 
 def error_from_body(status: int, body: Any, *, server: str | None = None) -> GymError:
-    """The error that another side sent.
-
-    Args:
-        status: HTTP status of the answer, 400 or above.
-        body: its decoded JSON, or its text; any shape (a foreign server's included).
-    """
+    """The error that another side sent: an HTTP status of 400 or above, and its decoded JSON or text, of any
+    shape (a foreign server's included)."""
     error = own_error(body)
     if error is not None:
         cls, message = _BY_CODE[str(error["code"])], str(error.get("message", ""))

@@ -1,7 +1,6 @@
 """Reads JSON exactly: integers of any size, and texts with half of a surrogate pair.
 
-orjson, which reads nearly everything, makes floats of integers beyond 64 bits, so a tool that works with
-primes would silently be given another number. Where that can happen, pydantic's parser reads them.
+orjson makes floats of integers beyond 64 bits; where there can be some, pydantic's parser reads them.
 
 A model can write half of a surrogate pair, and servers send it as an escape (``"\\ud83d"``), which no UTF-8
 can hold. `lenient_json` reads it, and `mended` makes U+FFFD of it, or the character where both halves met;

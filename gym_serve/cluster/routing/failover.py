@@ -1,12 +1,12 @@
 """`FailoverTransport`: a session whose replica dies continues on another one.
 
-It wraps the transport to an environment. Every reply carries the state in which the call left the session,
-and the `SnapshotCache` keeps the last one. When a call finds its session lost, the state before the call is
-restored on a running replica, and the call runs again there, a few times: it may be the cause. Callers may
-keep using the id they have; replies carry the new one. A session without a cached state is lost.
+Every reply carries the state in which the call left the session, and the `SnapshotCache` keeps the last one.
+When a call finds its session lost, the state before the call is restored on a running replica, and the call
+runs again there, a few times: it may be the cause. A session without a cached state is lost.
 
-The id that a caller gets is a *token*, ``"{id}~{version}"``. A client of several gateways sends back the
-latest version that it was told, so a gateway that missed some calls knows that its state is stale.
+The id that a caller gets is a *token*, ``"{id}~{version}"``, and it may keep using an old one. A client of
+several gateways sends back the latest version that it was told, so a gateway that missed some calls knows
+that its state is stale.
 """
 
 from __future__ import annotations

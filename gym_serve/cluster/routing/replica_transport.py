@@ -1,12 +1,10 @@
 """The replica transport: reaches a deployment of the same application on replicas of its own.
 
 The Serve handle reports which replicas run, and wakes a deployment that was scaled to zero. The calls go to
-the replicas directly (`gym_serve.cluster.routing.rpc`), those of a session only to the replica that its id
-names.
-
-Undelivered calls, calls refused by a full queue, and model calls whose replica died are retried on another
-replica, streams only before their first event. If all queues are full, the call is `Overloaded`. Any other
-call whose replica died is `Unavailable`, or `SessionLost` if that replica held its session.
+the replicas directly, those of a session only to the replica that its id names. Undelivered calls, calls
+refused by a full queue, and model calls whose replica died are retried on another replica, streams only
+before their first event. If all queues are full, the call is `Overloaded`. Any other call whose replica died
+is `Unavailable`, or `SessionLost` if that replica held its session.
 """
 
 from __future__ import annotations

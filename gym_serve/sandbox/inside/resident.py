@@ -1,12 +1,9 @@
 """The first process of a box: it mounts the box's root, and then executes commands in it.
 
-Its first act, in namespaces that ``bwrap`` has made, is to make the box's root, an overlay, its own root, and
-to let go of the other one. What it is asked for comes on the socket that is its standard input. When that
-ends, it ends, and with it all that the box had: its processes, its mounts, its files.
-
-A command is a child that gives up its rights before it executes. It sees of this process neither memory nor
-files, and the kernel delivers it no signal from inside. The few rights that a command of root keeps are about
-the box's own files and users, those that a container has.
+What it is asked for comes on the socket that is its standard input. When that ends, it ends, and with it all
+that the box had: its processes, its mounts, its files. A command is a child that gives up its rights before
+it executes. It sees of this process neither memory nor files, and the kernel delivers it no signal from
+inside. The few rights that a command of root keeps are about the box's own files and users.
 
 Only modules that are quickly imported: a box starts in milliseconds. `marshal` reads the requests, which come
 from the process outside. Replies are fixed numbers and raw bytes, so that nobody parses what a box wrote.

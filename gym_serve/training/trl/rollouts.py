@@ -53,11 +53,9 @@ def dataset(rows: Rows) -> Dataset:
 def rollout_func(gym: Gym, *, model: str | None = None, **options: Unpack[RolloutOptions]) -> RolloutFunc:
     """The ``rollout_func`` of a `GRPOTrainer` whose policy is an engine of a graph.
 
-    Temperature, ``top_p`` and the longest answer of a model call are those of the trainer. Give the trainer
-    `rollout_reward` as its ``reward_funcs``, alone or beside others, and `dataset` as its data. A dataset of
-    your own will do if its columns are the keys of rows.
-
-    ``model`` is the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
+    Sampling is that of the trainer. Give it `rollout_reward` as its ``reward_funcs``, alone or beside others,
+    and `dataset` as its data, or one of your own whose columns are the keys of rows. ``model`` is the engine
+    that is trained, with ``weight_updates`` on; by default the agents' only one.
     """
     if "repeats" in options:
         problem = "must be left out: `num_generations` of GRPOConfig says how many rollouts"

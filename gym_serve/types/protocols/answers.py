@@ -1,11 +1,9 @@
 """Answers: checked, and converted between Chat Completions and Responses.
 
-**Checks** run before an answer is scored or stored. Every field that is read must have its protocol's type,
-else the answer is `Unavailable`: a broken endpoint must not score the policy zero. What the *model* wrote
-is never judged: a model that could make its answer invalid could turn its own zeros into failures.
-
-**Context overflow** (the prompt does not fit the model's context) is the policy's own result, not a
-failure: the answer is an empty response, incomplete for ``max_output_tokens``.
+Every field that is read must have its protocol's type, else the answer is `Unavailable`: a broken endpoint
+must not score the policy zero. What the *model* wrote is never judged: it could turn its own zeros into
+failures. A prompt that does not fit the model's context is the policy's own result as well: the answer is an
+empty response, incomplete for ``max_output_tokens``.
 """
 
 from __future__ import annotations
@@ -309,14 +307,8 @@ _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None = None) -> JSON:
-    """The chat completion for a Response.
-
-    Args:
-        chat: the chat body that it answers; names the model where the response does not.
-
-    Raises:
-        Unavailable: the response is a failed one, or none at all.
-    """
+    """The chat completion for a Response; ``chat`` is the body that it answers. Raises `Unavailable` if the
+    response is a failed one, or none at all."""
     answer = final_answer(response)
     message = _final_message(answer)
     details = response.get("incomplete_details")

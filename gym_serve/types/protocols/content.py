@@ -1,8 +1,7 @@
 """Values and content parts of messages, between Chat Completions and Responses, in both directions.
 
-Values of fields come from elsewhere and may be of any type, size and depth. Parts are text, images, audio,
-video and files. A part without a form in the other protocol is an error that names it: without the part,
-the model would see another task than the row's.
+Values may be of any type, size and depth. A part without a form in the other protocol is an error that names
+it: without the part, the model would see another task than the row's.
 
 Reasoning inside text is written ``<think>...</think>``, or ``<thinking>``, in any case. What precedes a
 ``</think>`` that nothing opened is reasoning as well, back to the last block: many chat templates open the

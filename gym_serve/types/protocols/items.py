@@ -1,10 +1,8 @@
 """Messages and tools, between Chat Completions and Responses.
 
-Messages: a model's answer, a conversation, or the chat messages in a row's input become Responses items.
-
-Tools: Responses writes a function flat (``{"type", "name", "parameters"}``), chat nests it (``{"type",
-"function": {...}}``). ``strict`` is dropped on the way to chat, as in NeMo Gym: some engines constrain
-decoding with it, and then sample from another distribution than the policy's.
+Responses writes a function flat (``{"type", "name", "parameters"}``), chat nests it (``{"type", "function":
+{...}}``). ``strict`` is dropped on the way to chat, as in NeMo Gym: some engines constrain decoding with it,
+and then sample from another distribution than the policy's.
 """
 
 from __future__ import annotations

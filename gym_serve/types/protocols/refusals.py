@@ -10,15 +10,13 @@ of `_TABLE` that fits counts, then the status alone (`_STATUSES`):
     SETTING    EndpointMisconfigured  model, address or parameter: so too, after a few in a row
     WAIT       Overloaded             tried again after the time that the endpoint names
     RETRY      Unavailable            tried again
-
 An overflow is the policy's own result (it wrote too much). A limit of the *output* alone ("max_tokens is too
 large: this model supports at most 4096 completion tokens") is a mistake of the request, and not meant.
 
 Messages repeat what the model wrote, which may not stop a run: words that mean KEY or SETTING count at the
 beginning of a message only, and an error in the text of another one only where a proxy puts it.
 
-The words were read in the backends' code, their documentation, and bug reports of their clients (November
-2026).
+Source: the backends' code, their documentation, and bug reports of their clients (November 2026).
 """
 
 from __future__ import annotations
@@ -203,12 +201,8 @@ _PROXY = re.compile(r"litellm\.\w+: (?:\w+ - )?|error code: \d+ - ", re.IGNORECA
 
 
 def meaning_of(status: int, body: Any, *, answered: bool = False) -> Meaning:
-    """What an error means.
-
-    Args:
-        status: HTTP status; 200 for an error inside an answer or a stream.
-        answered: whether the endpoint has answered before, so that a 403 is not about the key.
-    """
+    """What an error means; ``status`` is 200 for one inside an answer or a stream. Where the endpoint has
+    ``answered`` before, a 403 is not about the key."""
     told = _status_in(body) if status < 300 else status
     if told in _OVERFLOW_STATUSES | {200} and _is_overflow(body):
         return Meaning.OVERFLOW

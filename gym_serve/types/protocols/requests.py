@@ -1,10 +1,9 @@
 """Requests: a Responses body as a Chat Completions body, the reverse, and the sampling parameters of both.
 
 **Responses -> chat.** Consecutive reasoning, message and function_call items are one turn of the model and
-become one assistant message; an output or another role ends the turn. Every reasoning block, text, refusal
-and call arrives; what chat cannot express is an error. An assistant message shows its reasoning before its
-calls, so reasoning that follows an answered call starts another message, after the output of that call. A
-turn with token ids stays one message, because the tokens keep the order.
+become one assistant message; an output or another role ends the turn. What chat cannot express is an error. A
+message shows its reasoning before its calls, so reasoning that follows an answered call starts another
+message, after the output of that call. A turn with token ids stays one, because the tokens keep the order.
 
 **Sampling parameters**, lowest precedence first: the deployment's ``extra_body``, the row's
 ``metadata.extra_body``, explicit fields of the request, the deployment's overrides, which keep training
@@ -75,8 +74,7 @@ def responses_to_chat(
 
     Args:
         reasoning: how the model's earlier reasoning is shown to it: as ``reasoning_content`` and
-        ``reasoning``
-            (two spellings of one field), as ``<think>`` tags in the content, or not at all.
+            ``reasoning`` (two spellings of one field), as ``<think>`` tags in the content, or not at all.
         token_ids: put the last token bundle of each turn on its assistant message, for an engine that
             continues from tokens instead of text.
 
@@ -362,13 +360,8 @@ def apply_sampling(
 ) -> JSON:
     """The body for a chat backend with everybody's sampling parameters merged in.
 
-    Args:
-        chat: body of ``POST /v1/chat/completions``.
-        extra_body: the deployment's defaults.
-        overrides: values that always hold, whoever asked for something else; null leaves a key out.
-
-    Raises:
-        BadRequest: ``metadata.extra_body`` or either ``chat_template_kwargs`` is no JSON object.
+    ``extra_body`` are the deployment's defaults; ``overrides`` always hold, and null leaves a key out. Raises
+    `BadRequest` if ``metadata.extra_body`` or either ``chat_template_kwargs`` is no JSON object.
     """
     metadata = chat.get("metadata")
     body: JSON = {**(extra_body or {}), **metadata_object(metadata, "extra_body")}

@@ -2,9 +2,8 @@
 
 **The token bundle** is what a trainer needs from one model call: ``prompt_token_ids``,
 ``generation_token_ids`` and ``generation_log_probs``, all three or none, with one log probability per
-generated token. A bundle that breaks this would be trained on without anybody noticing, so it is an error.
-``routed_experts`` (the experts that processed each token, for replay in a mixture-of-experts trainer) is
-kept where a backend sends it.
+generated token; and ``routed_experts`` (for replay in a mixture-of-experts trainer) where a backend sends it.
+A bundle that breaks this is an error.
 
 **Log probabilities** are one list per choice in chat. In Responses they belong to the text. Some backends'
 lists also cover reasoning and tool calls; the whole list is put on the first text. **Counts** that a backend
