@@ -1,7 +1,5 @@
 """Extraction, comparison, tests of a row, and the prelude, each on its own."""
 
-from __future__ import annotations
-
 import base64
 import builtins
 import json

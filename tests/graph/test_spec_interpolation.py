@@ -1,7 +1,5 @@
 """Variables in graph files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Where one of them succeeds, it sets ``window.attacked`` or asks ``http://attacke
 test in a browser sees it. None does anything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
