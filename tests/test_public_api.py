@@ -1,7 +1,5 @@
 """What gym_serve exports: complete, sorted, documented, and importable without Ray."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Benchmarks: each command tells its usage, those without Ray run on a small scale, summaries are right."""
 
-from __future__ import annotations
-
 import pkgutil
 import sys
 from collections.abc import Callable

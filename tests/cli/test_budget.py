@@ -1,7 +1,5 @@
 """What `gym-serve collect` says of what a run used, and of a budget that stopped it."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

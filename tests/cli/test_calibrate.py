@@ -1,7 +1,5 @@
 """`gym-serve calibrate`: labels in rollouts against their rewards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

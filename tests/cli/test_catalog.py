@@ -1,7 +1,5 @@
 """`gym-serve list`, `show` and `gym-serve test`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

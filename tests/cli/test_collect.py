@@ -1,7 +1,5 @@
 """`gym-serve collect` and `reverify` against one running graph; what attaches or is stopped is a process."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """`gym-serve collect` and `reverify` without a graph: wrong usage, and the pieces of the display."""
 
-from __future__ import annotations
-
 import io
 import logging
 from contextlib import redirect_stderr

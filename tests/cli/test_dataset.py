@@ -1,7 +1,5 @@
 """`gym-serve dataset`: every problem with file and line, and what render makes of rows."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What holds for every command of `gym-serve`: its help, its example, its exit statuses, and `--json`."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

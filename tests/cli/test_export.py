@@ -1,7 +1,5 @@
 """`gym-serve export`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The field_docs of a model's fields are the docstrings below them."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, Field, create_model
 
 from gym_serve.cli.catalog_entries import field_docs

@@ -1,7 +1,5 @@
 """The first run, without the repository: graphs and rows are in the wheel, and are found by name."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

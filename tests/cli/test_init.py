@@ -1,7 +1,5 @@
 """`gym-serve init environment`: what it writes works at once, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `collect` writes, every reader takes: also a rollout of 60 MB."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`gym-serve merge`: shards as one run, with its metrics and what is missing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gym-serve play`, and `gym-serve collect --no-ray`: without Ray, in this process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gym-serve profile` and `gym-serve diff`: what they print, and how they exit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Slow: it starts a Ray of two nodes, a graph, and a trainer.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

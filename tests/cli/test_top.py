@@ -1,7 +1,5 @@
 """`gym-serve top`: the page for given numbers, and the command on a terminal."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

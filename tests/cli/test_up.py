@@ -3,8 +3,6 @@
 What is collected there, docs/collecting.md shows; every run of the tests runs that page.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

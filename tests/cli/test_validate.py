@@ -1,7 +1,5 @@
 """`gym-serve validate` and `gym-serve resolve`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

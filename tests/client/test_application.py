@@ -1,7 +1,5 @@
 """A graph file with several graphs: which one `Gym.from_graph` deploys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A graph that the cluster cannot hold or run is refused at once, with what is missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Captures over HTTP on a graph: an official client as the harness, and two replicas of the model."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Joining a Ray cluster: what is said where it cannot be joined."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

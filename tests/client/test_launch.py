@@ -1,7 +1,5 @@
 """A graph is ready once Serve's proxy knows its route, too."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The loop of the handles: results, failures and cancellation cross from any other loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Servers of one graph whose pins differ: each has a `runtime_env`, a folder or an interpreter of its own."""
 
-from __future__ import annotations
-
 import os
 import site
 import sys

@@ -1,7 +1,5 @@
 """How many calls a replica works on, and how many wait."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

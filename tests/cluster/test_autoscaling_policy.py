@@ -1,7 +1,5 @@
 """Serve's own policy, on what the replicas report."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Which replica takes a call."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

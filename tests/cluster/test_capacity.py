@@ -1,7 +1,5 @@
 """What a cluster lacks for a graph, by the resources of its nodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

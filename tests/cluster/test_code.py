@@ -1,7 +1,5 @@
 """A graph's own code: which files it is, and what its hash follows."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`gym-serve export-k8s`: what KubeRay gets. tests/interop/test_kuberay.py checks it by KubeRay's schema."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """When a graph ends without its owner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """How busy a replica was of late."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

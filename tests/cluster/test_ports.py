@@ -1,7 +1,5 @@
 """Ports for servers that cannot choose one themselves."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """What a machine lacks for a graph is said before a Ray is started, or one that runs is touched."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

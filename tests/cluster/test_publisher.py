@@ -1,7 +1,5 @@
 """What is handed to Ray: growth of counters; and all gauges each time, as Ray forgets those not set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls over one WebSocket: real sockets, no Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable

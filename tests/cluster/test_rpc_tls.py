@@ -1,7 +1,5 @@
 """Connections between replicas where Ray runs with TLS: a real CA, real sockets, and a real Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Ray's private parts: that they do what `serve_compat` uses them for. No cluster."""
 
-from __future__ import annotations
-
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 

@@ -1,7 +1,5 @@
 """What Serve's own series get: the calls of a deployment, as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

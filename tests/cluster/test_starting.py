@@ -1,7 +1,5 @@
 """Ray's own failures to start get a second try, and are then told with the next step."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """What all engines have in common, with an engine that is a list."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`genrm_model`: messages of its own roles, by Responses and by Chat Completions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

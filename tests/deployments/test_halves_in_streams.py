@@ -1,7 +1,5 @@
 """Halves of surrogate pairs in streams: whoever reads one gets whole characters only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

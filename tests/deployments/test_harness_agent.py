@@ -1,7 +1,5 @@
 """`harness_agent` without Ray: programs and servers as harnesses, what comes of their calls, failures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Calls of an application in the same process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -3,8 +3,6 @@
 ``UPDATE_DOCS=1`` writes the table.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

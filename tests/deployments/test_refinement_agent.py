@@ -1,7 +1,5 @@
 """`single_turn_agent` and `refinement_agent` without Ray: what is run, shown, verified and kept."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`remote_agent` over real HTTP: what it sends, whose word counts, and everything that can go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What the scripted policy knows of the shipped environments: the right way earns, the wrong one does not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

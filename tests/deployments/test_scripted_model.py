@@ -1,7 +1,5 @@
 """The embedded policy: deterministic, graded in skill, contiguous in tokens, and able to fail."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Text of a generation while it comes: always the beginning of what it is in the end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

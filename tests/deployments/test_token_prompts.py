@@ -1,7 +1,5 @@
 """The prompt that continues tokens, with a template and a tokenizer of one character per token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

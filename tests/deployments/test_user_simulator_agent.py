@@ -1,7 +1,5 @@
 """`user_simulator_agent` without Ray: who speaks when, what each side sees, and how it ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The arguments of `vllm_engine`, without vLLM."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

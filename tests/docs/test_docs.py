@@ -1,7 +1,5 @@
 """Every code block of README.md and docs/ is run; what that means by language: `support.docs`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Relative links of all Markdown pages lead to files, and their anchors to headings, as GitHub names them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

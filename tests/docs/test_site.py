@@ -3,8 +3,6 @@
 Slow: mkdocs and Chromium are not in the environment of the tests. See tests/view/test_page_in_a_browser.py.
 """
 
-from __future__ import annotations
-
 import functools
 import http.server
 import re

@@ -1,7 +1,5 @@
 """Extraction, comparison, tests of a row, and the prelude, each on its own."""
 
-from __future__ import annotations
-
 import base64
 import builtins
 import json
@@ -12,6 +10,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from gym_serve.environments.code_gen.grading import extract_code, same_output, same_value
 from gym_serve.environments.code_gen.running import PRELUDE, UnitTests, decode
@@ -21,25 +20,16 @@ from gym_serve.types.errors import InvalidRequest
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("", None),
-        ("print(1)", None),
+        *each(None, "", "print(1)", "```\n```", "```print(1)```", "```\n\n\n```"),
         ("```\nprint(1)", "print(1)"),  # nothing closes it
-        ("```\n```", None),
-        ("```print(1)```", None),
-        ("```\nx\n```", "x"),
+        *each("x", "```\nx\n```", "a ```py\n  x\n  ``` b", "~~~Python3\nx\n~~~"),
+        *each("x", "- ```{.python}\n  x\n  ```", "```python\nx\n```\nIt prints:\n```\n4\n```"),
+        *each("x", "```\nx\n``` It prints:\n4", "I use ``` as you asked.\n```python\nx\n```\nUse `y`."),
         ("```python\nx\ny\n```\nDone.", "x\ny"),
-        ("a ```py\n  x\n  ``` b", "x"),
-        ("```\nx\n```\n```\ny\n```", "y"),
-        ("```python\nx\n```\nNo:\n```python\ny\n```", "y"),
-        ("```\n\n\n```", None),
-        ("~~~Python3\nx\n~~~", "x"),
+        *each("y", "```\nx\n```\n```\ny\n```", "```python\nx\n```\nNo:\n```python\ny\n```"),
+        *each("y", "```python\nx\n\nBetter:\n```python\ny\n```"),
         ("````python\n```\nx\n````", "```\nx"),
         ("1. So:\n\n   ```python\n   if x:\n       y\n   ```\n2. Done.", "if x:\n    y"),
-        ("- ```{.python}\n  x\n  ```", "x"),
-        ("```python\nx\n```\nIt prints:\n```\n4\n```", "x"),
-        ("```python\nx\n\nBetter:\n```python\ny\n```", "y"),
-        ("```\nx\n``` It prints:\n4", "x"),
-        ("I use ``` as you asked.\n```python\nx\n```\nUse `y`.", "x"),
         ("```python\nx = y.split('```')\nprint(x)```", "x = y.split('```')\nprint(x)"),
         ("```py\r\nx\r\n```\r\n", "x\r"),
     ],

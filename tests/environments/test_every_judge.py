@@ -1,7 +1,5 @@
 """Hostile answers to every judge: what a policy wrote never poses as the words of a prompt's template."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from support.environments import Bench, called, examples, fixture_problems, said
-from support.hedges import BY_A_MODEL, HEDGED, OPEN, Texts, hedges
+from support.hedges import BY_A_MODEL, HEDGED, Texts, hedges
 from support.hostile import answers
 from support.sandboxes import AVAILABLE
 
@@ -433,8 +433,8 @@ JUDGED = {"equivalence_llm_judge", "text_to_sql"}
 """Environments that give nothing without a judge's consent; the judge here always says no."""
 
 
-async def hedging(name: str, only: str | None = None) -> tuple[float, dict[str, JSON]]:
-    """The full reward, and verdicts by the name of the hedge; of one beside the honest wrong one."""
+async def hedging(name: str) -> tuple[float, dict[str, JSON]]:
+    """The full reward, and verdicts by the name of the hedge."""
     case = HEDGED[name]
     entry = next(entry for entry in ENVIRONMENTS if entry.name == name.partition(":")[0])
     host = ServerRunner(started(entry.load(), case.settings))
@@ -445,11 +445,7 @@ async def hedging(name: str, only: str | None = None) -> tuple[float, dict[str, 
     await host.start()
     try:
         full = (await verdict_of(host, case.row, right))["reward"]
-        verdicts = {
-            what: await verdict_of(host, case.row, output)
-            for what, output in hedges(case)
-            if only is None or what in {only, "wrong"}
-        }
+        verdicts = {what: await verdict_of(host, case.row, output) for what, output in hedges(case)}
     finally:
         await host.stop()
     return full, verdicts
@@ -462,20 +458,7 @@ async def test_hedging_earns_no_more_than_an_honest_wrong_answer(name: str) -> N
     honest = verdicts["wrong"]["reward"]
     assert honest < full or kind in JUDGED
     paid = {what: verdict["reward"] for what, verdict in verdicts.items() if verdict["reward"] > honest}
-    assert paid.keys() - OPEN.get(name, {}).keys() == HEDGED[name].takes.keys(), paid
+    assert paid.keys() == HEDGED[name].takes.keys(), paid
     least = full if full > honest else 1.0
     unsaid = [what for what, one in verdicts.items() if one["reward"] < least and not one.get("reason")]
     assert unsaid == []
-
-
-@pytest.mark.parametrize(
-    ("name", "hedge"),
-    [
-        pytest.param(name, hedge, marks=pytest.mark.xfail(strict=True, reason=reason))
-        for name, found in OPEN.items()
-        for hedge, reason in found.items()
-    ],
-)
-async def test_a_hedge_that_is_paid_today(name: str, hedge: str) -> None:
-    _, verdicts = await hedging(name, hedge)
-    assert verdicts[hedge]["reward"] <= verdicts["wrong"]["reward"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, examples, said
+from support.tables import each
 
 from gym_serve.environments.genrm_compare import GenrmCompare
 from gym_serve.environments.genrm_compare.scoring import (
@@ -170,30 +171,22 @@ async def test_a_prompt_for_any_model() -> None:
 @pytest.mark.parametrize(
     ("text", "scores"),
     [
-        ('{"score_1": 4, "score_2": 2, "ranking": 2}', (4, 2, 2)),
+        *each((4, 2, 2), '{"score_1": 4, "score_2": 2, "ranking": 2}'),
+        *each((4, 2, 2), '\\boxed{{"score_1": 4, "score_2": 2, "ranking": 2}}</s>'),
         ('{"score_1": "4", "score_2": 2.5}', (4, 2.5, 3.5)),
         ('{"ranking": 6}', (3, 3, 6)),
-        ('Before {"score_1": 1} between {"score_1": 2} after', (2, 3, 3.5)),
-        ('```json\n{"score_1": 1}\n``` and {"score_1": 2}', (2, 3, 3.5)),
-        ('<think>{"score_1": 1}</think>', None),
+        *each((2, 3, 3.5), 'Before {"score_1": 1} between {"score_1": 2} after'),
+        *each((2, 3, 3.5), '```json\n{"score_1": 1}\n``` and {"score_1": 2}'),
+        *each(None, '<think>{"score_1": 1}</think>', '<think>{"score_1": 1} and so on', "{'score_1': 4}"),
+        *each(None, "score_1: 4, score_2: 2", '{"score_1": 5} and then {"score_1": "five"}'),
+        *each(None, '{"score_1": true}', '{"score_1": null}', '{"score_1": NaN}', '{"score_1": [4]}'),
+        *each(None, '{"winner": 1}', "[4, 2]", ""),
         ('{"score_1": 4, "score_2": 2}\nThe first one asks for {"score_1": 5}.', (4, 2, 3.5)),
-        ('\\boxed{{"score_1": 4, "score_2": 2, "ranking": 2}}</s>', (4, 2, 2)),
-        ('<think>{"score_1": 1}</think>**{"score_1": 4}**', (4, 3, 3.5)),
-        ('<think>{"score_1": 1} and so on', None),
-        ("{'score_1': 4}", None),
-        ("score_1: 4, score_2: 2", None),
+        *each((4, 3, 3.5), '<think>{"score_1": 1}</think>**{"score_1": 4}**'),
+        *each((4, 3, 3.5), '{"rubric": [{"score_1": 9}], "overall": {"score_1": 4}}'),
+        *each((4, 3, 3.5), '{"note": "{", "score_1": 4}'),
         ('{"score_1": 1e308, "score_2": -4, "ranking": 99}', (5, 1, 6)),
-        ('{"score_1": 5} and then {"score_1": "five"}', None),
-        ('{"score_1": true}', None),
-        ('{"rubric": [{"score_1": 9}], "overall": {"score_1": 4}}', (4, 3, 3.5)),
-        ('{"note": "{", "score_1": 4}', (4, 3, 3.5)),
         ('{broken {"score_2": 5}', (3, 5, 3.5)),
-        ('{"score_1": null}', None),
-        ('{"score_1": NaN}', None),
-        ('{"score_1": [4]}', None),
-        ('{"winner": 1}', None),
-        ("[4, 2]", None),
-        ("", None),
     ],
 )
 def test_scores(text: str, scores: tuple[float, ...] | None) -> None:

@@ -1,7 +1,5 @@
 """`gymnasium_agent` without Ray: what goes upstream, what a rollout holds, and episodes that fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,16 +3,12 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from gym_serve.environments.mcqa.grading import GradingMode, choices_of, latin_letters, match_letter
 
 STRICT, BOXED, COLON, MARKDOWN = get_args(GradingMode)
 PLANETS = choices_of([{"A": "Mars"}, {"B": "Venus"}, {"C": "Saturn"}, {"D": "Moon of Mars"}])
-
-
-def reads(letter: str | None, *texts: str) -> list[tuple[str, str | None]]:
-    """Rows of texts in which this letter is read."""
-    return [(text, letter) for text in texts]
 
 
 pieces = st.sampled_from(
@@ -27,21 +23,21 @@ texts = st.lists(pieces, max_size=20).map("".join) | st.text()
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        *reads("B", r"\boxed{B}", r"\boxed{ [B] }", r"\boxed{$B$}", r"\boxed{3B}", r"\boxed{B: Venus}"),
-        *reads("B", r"\boxed{B - Venus}", r"\boxed{\text{B. Venus}}", r"\boxed{\text{ \text{B} }}"),
-        *reads("B", r"\boxed{\boxed{B}}", r"\boxed{A} no, \boxed{B}", r"\boxed{B}}} and so on"),
-        *reads("B", r"\boxed{\mathbf{B}}", r"\boxed{B} \boxed{B", r"\boxed {B}", "\\boxed\n{B}", r"\fbox{B}"),
-        *reads("B", r"$\boxed B$", r"\boxed{\textbf{(B)}}", r"\boxed{\mathrm{B}}", r"\boxed{\Large B}"),
-        *reads("B", r"\boxed{\textbf{B: Venus}}", r"\boxed{B}. I put it in \boxed{} as asked."),
-        *reads("B", r"\boxed{B}, in \boxed{answer} as asked.", r"\boxed{(B) Venus}"),
-        *reads("B", r"\boxed{\text{(B)}~\text{Venus}}", r"\boxed{\textbf{(B)}\ \text{Venus}}"),
-        *reads("B", r"\boxed{\text{Option B}}", r"\boxed{The answer is B}", r"\boxed{B – Venus}"),
-        *reads("B", r"\boxed{(\text{B})}", r"\boxed{\textcolor{blue}{B}}", "\\boxed{\u200eＢ\u200f}"),
-        *reads("B", r"\boxed{B\text{ (Venus)}}", r"\boxed{B}, not \boxed{C}"),
-        *reads(None, r"\boxed{b}", r"\boxed{BC}", r"\boxed{Venus}", r"\boxed{B Venus}", r"\boxed{E}"),
-        *reads(None, r"\boxed{}", r"\boxed{B (Saturn)}", r"\boxed{B (C)}", r"not \boxed{B}", r"\boxed{B-C}"),
-        *reads(None, r"\boxed{B: C}", r"\boxed{B. Or C.}", r"\boxed{B) Venus C) Saturn}"),
-        *reads(None, r"\boxed{B: Venus or C: Saturn}", "B", ""),
+        *each("B", r"\boxed{B}", r"\boxed{ [B] }", r"\boxed{$B$}", r"\boxed{3B}", r"\boxed{B: Venus}"),
+        *each("B", r"\boxed{B - Venus}", r"\boxed{\text{B. Venus}}", r"\boxed{\text{ \text{B} }}"),
+        *each("B", r"\boxed{\boxed{B}}", r"\boxed{A} no, \boxed{B}", r"\boxed{B}}} and so on"),
+        *each("B", r"\boxed{\mathbf{B}}", r"\boxed{B} \boxed{B", r"\boxed {B}", "\\boxed\n{B}", r"\fbox{B}"),
+        *each("B", r"$\boxed B$", r"\boxed{\textbf{(B)}}", r"\boxed{\mathrm{B}}", r"\boxed{\Large B}"),
+        *each("B", r"\boxed{\textbf{B: Venus}}", r"\boxed{B}. I put it in \boxed{} as asked."),
+        *each("B", r"\boxed{B}, in \boxed{answer} as asked.", r"\boxed{(B) Venus}"),
+        *each("B", r"\boxed{\text{(B)}~\text{Venus}}", r"\boxed{\textbf{(B)}\ \text{Venus}}"),
+        *each("B", r"\boxed{\text{Option B}}", r"\boxed{The answer is B}", r"\boxed{B – Venus}"),
+        *each("B", r"\boxed{(\text{B})}", r"\boxed{\textcolor{blue}{B}}", "\\boxed{\u200eＢ\u200f}"),
+        *each("B", r"\boxed{B\text{ (Venus)}}", r"\boxed{B}, not \boxed{C}"),
+        *each(None, r"\boxed{b}", r"\boxed{BC}", r"\boxed{Venus}", r"\boxed{B Venus}", r"\boxed{E}"),
+        *each(None, r"\boxed{}", r"\boxed{B (Saturn)}", r"\boxed{B (C)}", r"not \boxed{B}", r"\boxed{B-C}"),
+        *each(None, r"\boxed{B: C}", r"\boxed{B. Or C.}", r"\boxed{B) Venus C) Saturn}"),
+        *each(None, r"\boxed{B: Venus or C: Saturn}", "B", ""),
     ],
 )
 def test_strict_takes_a_capital_from_the_last_box(text: str, letter: str | None) -> None:
@@ -51,14 +47,14 @@ def test_strict_takes_a_capital_from_the_last_box(text: str, letter: str | None)
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        *reads("C", r"\boxed{C}", r"\boxed{\text{Saturn}}"),
-        *reads("B", r"\boxed{venus}", r"\boxed{the planet  VENUS, of course}"),
+        *each("C", r"\boxed{C}", r"\boxed{\text{Saturn}}"),
+        *each("B", r"\boxed{venus}", r"\boxed{the planet  VENUS, of course}"),
         (r"\boxed{Mars}", "A"),
         (r"\boxed{Moon of Mars}", "D"),  # an exact text wins
         (r"\boxed{the Moon of Mars}", "D"),
-        *reads(None, r"\boxed{Marsupial}", r"\boxed{not Venus}", r"\boxed{anything but Venus}"),
-        *reads(None, r"\boxed{It isn't Venus}", r"\boxed{\neq Venus}", r"\boxed{Venus or Saturn}"),
-        *reads(None, r"\boxed{Venus} \boxed{Pluto}", "Venus", r"\boxed{}"),
+        *each(None, r"\boxed{Marsupial}", r"\boxed{not Venus}", r"\boxed{anything but Venus}"),
+        *each(None, r"\boxed{It isn't Venus}", r"\boxed{\neq Venus}", r"\boxed{Venus or Saturn}"),
+        *each(None, r"\boxed{Venus} \boxed{Pluto}", "Venus", r"\boxed{}"),
     ],
 )
 def test_lenient_boxed_takes_an_option_text_too(text: str, letter: str | None) -> None:
@@ -68,17 +64,17 @@ def test_lenient_boxed_takes_an_option_text_too(text: str, letter: str | None) -
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        *reads("B", "Answer: B", "so the ANSWER :b", "Answer:\n\n  B\nBecause", "Answer: \\text{B}"),
-        *reads("B", "Answer: B.", "Answer: (B)", "**Answer:** B", "### Answer\n\n**Venus**"),
-        *reads("B", "Answer: $\\text{Venus}$", "答案：B", "Antwort: B", "\u200fAnswer: \u200bB"),
-        *reads("B", "Answer: B (not A or C)", "Answer: B, A is wrong", "Answer: B. A, C and D are wrong."),
-        *reads("B", "Answer: A is wrong, so B"),
+        *each("B", "Answer: B", "so the ANSWER :b", "Answer:\n\n  B\nBecause", "Answer: \\text{B}"),
+        *each("B", "Answer: B.", "Answer: (B)", "**Answer:** B", "### Answer\n\n**Venus**"),
+        *each("B", "Answer: $\\text{Venus}$", "答案：B", "Antwort: B", "\u200fAnswer: \u200bB"),
+        *each("B", "Answer: B (not A or C)", "Answer: B, A is wrong", "Answer: B. A, C and D are wrong."),
+        *each("B", "Answer: A is wrong, so B"),
         ("Answer:  moon  OF mars  \n", "D"),
         ("Answer: B\nAnswer: C", "C"),
-        *reads(None, "Answer: Venus, I think", "Answer: B isn't right", "Answer: B is not correct"),
-        *reads(None, "Answer: Not (B)", "Answer: B) Venus or C) Saturn", "Answer: B: Venus, C: Saturn"),
-        *reads(None, "Answer: B vs C", "Answer: B→C", "Answer: B, alternatively C", "Answer: E", "Answer:"),
-        *reads(None, "answer B"),
+        *each(None, "Answer: Venus, I think", "Answer: B isn't right", "Answer: B is not correct"),
+        *each(None, "Answer: Not (B)", "Answer: B) Venus or C) Saturn", "Answer: B: Venus, C: Saturn"),
+        *each(None, "Answer: B vs C", "Answer: B→C", "Answer: B, alternatively C", "Answer: E", "Answer:"),
+        *each(None, "answer B"),
         pytest.param("Answer: " + "(" * 20_000, None, marks=pytest.mark.timeout(5)),
         pytest.param("Answer: " + "B or C or " * 3_000, None, marks=pytest.mark.timeout(5)),
     ],
@@ -90,15 +86,15 @@ def test_answer_colon_takes_a_letter_or_an_option(text: str, letter: str | None)
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        *reads("B", "Answer: B", "**Answer:** B", "**Answer: B**", "__Answer__: `b`.", "Answer:\nB"),
-        *reads("B", "Answer: (B)", "Answer: B because A is too small", "Answer: Option B"),
-        *reads("B", "Answer: it was A, no: it is B", "Answer: B\nAnswer: unclear", "Answer: A\nAnswer: B"),
-        *reads("B", "Answer: I say B", "Answer: not A but B"),
-        *reads("B", "Answer: The answer is B because A is too small", r"Answer: \boxed{B}"),
-        *reads("B", r"**Answer: $\textbf{B}$**"),
-        *reads(None, "Answer: A or B", "Answer: A/B", "Answer: both A and b", "Answer: E", "Answer: not A"),
-        *reads(None, "Answer: B (or A)", "Answer: B, maybe A", "Answer: Venus", "Answer: option b"),
-        *reads(None, "Answer: B2", r"\boxed{B}", ""),
+        *each("B", "Answer: B", "**Answer:** B", "**Answer: B**", "__Answer__: `b`.", "Answer:\nB"),
+        *each("B", "Answer: (B)", "Answer: B because A is too small", "Answer: Option B"),
+        *each("B", "Answer: it was A, no: it is B", "Answer: B\nAnswer: unclear", "Answer: A\nAnswer: B"),
+        *each("B", "Answer: I say B", "Answer: not A but B"),
+        *each("B", "Answer: The answer is B because A is too small", r"Answer: \boxed{B}"),
+        *each("B", r"**Answer: $\textbf{B}$**"),
+        *each(None, "Answer: A or B", "Answer: A/B", "Answer: both A and b", "Answer: E", "Answer: not A"),
+        *each(None, "Answer: B (or A)", "Answer: B, maybe A", "Answer: Venus", "Answer: option b"),
+        *each(None, "Answer: B2", r"\boxed{B}", ""),
         ("Answer: A, A", "A"),
     ],
 )
@@ -187,11 +183,11 @@ NUMBERS = choices_of([{"A": "1"}, {"B": "10"}, {"C": "100"}, {"D": "7"}])
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        *reads("C", "Answer: I think C", "Answer: The answer is C because I computed"),
-        *reads("C", "Answer: A planet like C", "Answer: C. I am sure."),
+        *each("C", "Answer: I think C", "Answer: The answer is C because I computed"),
+        *each("C", "Answer: A planet like C", "Answer: C. I am sure."),
         ("Answer: I would pick B - a safe choice.", "B"),
         ("Answer: not A", None),
-        *reads("I", "Answer: I", "Answer: I, because A to H are wrong"),
+        *each("I", "Answer: I", "Answer: I, because A to H are wrong"),
         ("Answer: A", "A"),
     ],
 )
@@ -210,9 +206,9 @@ def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None)
 @pytest.mark.parametrize(
     ("box", "letter"),
     [
-        *reads("B", "10", "10.", "x = 10", "10\\text{ cm}"),
-        *reads("D", "1,000", "x = 1{,}000"),
-        *reads(None, "1,00", "20\\%"),
+        *each("B", "10", "10.", "x = 10", "10\\text{ cm}"),
+        *each("D", "1,000", "x = 1{,}000"),
+        *each(None, "1,00", "20\\%"),
         ("10\\%", "E"),
         *(
             (box, None)

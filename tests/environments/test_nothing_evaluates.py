@@ -5,8 +5,6 @@ the reason why no text of a model gets there unconfined. The others try the entr
 our verifiers give a model's text to (reasoning_gym's families: test_reasoning_gym.py).
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Each environment's README has the same sections in the same order, and what it says of the code holds."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path

@@ -4,8 +4,6 @@ Each run has servers of its own, and all rows of it run at once: a reward that d
 first, on chance or on the clock differs. (`tests/transports` has the same over the other transports.)
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, Scripted, examples, said
 from support.sandboxes import AVAILABLE
+from support.tables import each
 
 from gym_serve.environments.text_to_sql import TextToSql, extract_sql
 from gym_serve.environments.text_to_sql.execution import SqlRunner, difference
@@ -65,40 +66,31 @@ async def test_example_rows_run_where_they_are_of_sqlite(server: TextToSql) -> N
 @pytest.mark.parametrize(
     ("text", "query"),
     [
-        ("", None),
-        ("No idea; sorry.", None),
-        ("```sql\nSELECT 1\n```", "SELECT 1"),
-        ("```SQL SELECT 1```", "SELECT 1"),
-        ("```sqlSELECT 1```", "SELECT 1"),
-        ("```sql\nSELECT 1\n```\nno:\n```sql\nSELECT 2;\n```", "SELECT 2;"),
-        ("```sql\n\n``` SELECT 1;", None),
-        ("```sqlite\nSELECT 1\n``` ok;", "SELECT 1"),
-        ("```mysql\nSELECT 1\n```", "SELECT 1"),
-        ("```python\nx = 1\n```\n```\nSELECT 1\n```", "SELECT 1"),
+        *each(None, "", "No idea; sorry.", "```sql\n\n``` SELECT 1;"),
+        *each("SELECT 1", "```sql\nSELECT 1\n```", "```SQL SELECT 1```", "```sqlSELECT 1```"),
+        *each("SELECT 1", "```sqlite\nSELECT 1\n``` ok;", "```mysql\nSELECT 1\n```"),
+        *each("SELECT 1", "```python\nx = 1\n```\n```\nSELECT 1\n```"),
+        *each("SELECT 2;", "```sql\nSELECT 1\n```\nno:\n```sql\nSELECT 2;\n```"),
+        *each("SELECT 2;", "First SELECT 1; no, SELECT 2;"),
         ("```\ndrop table t\n```", "drop table t"),
-        ("```\nx = 1\n```\nselect a from t", "select a from t;"),
+        *each("select a from t;", "```\nx = 1\n```\nselect a from t", "select a from t"),
         ("I would use SELECT INSTR(a, ';') FROM t; -- ok", "SELECT INSTR(a, ';') FROM t;"),
-        ("selecting: SELECT a FROM t;;", "SELECT a FROM t;"),
-        ("a; b; WITH x AS (SELECT 1) SELECT * FROM x", "WITH x AS (SELECT 1) SELECT * FROM x;"),
-        ("```sql\nSELECT 1", "SELECT 1;"),
-        ("~~~sql\nSELECT 1\n~~~", "SELECT 1;"),
-        ("```plaintext\nSELECT 1\n```", "SELECT 1;"),
-        ("```\n-- all\nSELECT 1\n```", "SELECT 1;"),
-        ("<sql>SELECT 1</sql>", "SELECT 1;"),
-        ("Use this: SELECT a FROM t. It has all names.", "SELECT a FROM t;"),
-        ('{"sql": "SELECT a FROM t"}', "SELECT a FROM t;"),
+        *each("SELECT a FROM t;", "selecting: SELECT a FROM t;;"),
+        *each("SELECT a FROM t;", "Use this: SELECT a FROM t. It has all names."),
+        *each("SELECT a FROM t;", '{"sql": "SELECT a FROM t"}', "(SELECT a FROM t)"),
+        *each("SELECT a FROM t;", "Use `` SELECT a FROM t ``.", "Use `SELECT a FROM t` to list them."),
+        *each("SELECT a FROM t;", "Select the rows first. Then:\n\nSELECT a FROM t\n\nThis works; try it."),
+        *each("WITH x AS (SELECT 1) SELECT * FROM x;", "a; b; WITH x AS (SELECT 1) SELECT * FROM x"),
+        *each(
+            "WITH x AS (SELECT 1) SELECT * FROM x;", "WITH x AS (SELECT 1) SELECT * FROM x;\nDone; really."
+        ),
+        *each("SELECT 1;", "```sql\nSELECT 1", "~~~sql\nSELECT 1\n~~~", "```plaintext\nSELECT 1\n```"),
+        *each("SELECT 1;", "```\n-- all\nSELECT 1\n```", "<sql>SELECT 1</sql>"),
         (r"\boxed{SELECT f(a) FROM t}", "SELECT f(a) FROM t;"),
-        ("(SELECT a FROM t)", "SELECT a FROM t;"),
         ("It is (SELECT ')' FROM (SELECT 1)), I think.", "SELECT ')' FROM (SELECT 1);"),
         ("Use ``SELECT `a` FROM t``.", "SELECT `a` FROM t;"),
-        ("Use `` SELECT a FROM t ``.", "SELECT a FROM t;"),
         ("SELECT '```', '</b>' FROM t", "SELECT '```', '</b>' FROM t;"),
         ("The query is SELECT a FROM t WHERE b = 1; it lists all.", "SELECT a FROM t WHERE b = 1;"),
-        ("Use `SELECT a FROM t` to list them.", "SELECT a FROM t;"),
-        ("Select the rows first. Then:\n\nSELECT a FROM t\n\nThis works; try it.", "SELECT a FROM t;"),
-        ("select a from t", "select a from t;"),
-        ("WITH x AS (SELECT 1) SELECT * FROM x;\nDone; really.", "WITH x AS (SELECT 1) SELECT * FROM x;"),
-        ("First SELECT 1; no, SELECT 2;", "SELECT 2;"),
         ("```sql\nSELECT 3\n``` and `SELECT 4`", "SELECT 3"),
     ],
 )
@@ -123,22 +115,15 @@ async def test_a_text_of_fences_is_read_at_once() -> None:
 @pytest.mark.parametrize(
     ("query", "outcome"),
     [
-        ("SELECT a FROM t ORDER BY a DESC", "same"),
-        ("SELECT b, a AS x FROM t", "same"),
-        ("SELECT CAST(a AS TEXT) FROM t", "same"),
-        ("SELECT a + 0.0 FROM t", "same"),
+        *each("same", "SELECT a FROM t ORDER BY a DESC", "SELECT b, a AS x FROM t"),
+        *each("same", "SELECT CAST(a AS TEXT) FROM t", "SELECT a + 0.0 FROM t"),
+        *each("same", "BEGIN; DELETE FROM t; ROLLBACK; SELECT a FROM t;"),
+        *each("same", "CREATE TEMP TABLE u AS SELECT a FROM t; SELECT a FROM u"),
         ("SELECT a + 0.25 FROM t", "same"),  # what is expected may be rounded
-        ("BEGIN; DELETE FROM t; ROLLBACK; SELECT a FROM t;", "same"),
-        ("CREATE TEMP TABLE u AS SELECT a FROM t; SELECT a FROM u", "same"),
-        ("SELECT DISTINCT a FROM t", "different"),
-        ("SELECT a FROM v", "different"),
-        ("SELECT a + 1 FROM t", "different"),
-        ("SELECT b FROM t", "different"),
-        ("DELETE FROM t WHERE b IS NULL", "different"),
-        ("CREATE TABLE u (a); SELECT a FROM t", "different"),
-        ("SELECT c FROM t", "failed"),
-        ("SELEKT a FROM t", "failed"),
-        ("-- nothing", "different"),
+        *each("different", "SELECT DISTINCT a FROM t", "SELECT a FROM v", "SELECT a + 1 FROM t"),
+        *each("different", "SELECT b FROM t", "DELETE FROM t WHERE b IS NULL"),
+        *each("different", "CREATE TABLE u (a); SELECT a FROM t", "-- nothing"),
+        *each("failed", "SELECT c FROM t", "SELEKT a FROM t"),
     ],
 )
 async def test_running_a_query(server: TextToSql, query: str, outcome: str) -> None:

@@ -5,8 +5,6 @@ Each is a command for the tool `bash`. The hidden tests of the first part import
 part is a task of Harbor, whose script writes the reward. All attacks are on the box's own files and processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import shutil

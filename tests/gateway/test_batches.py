@@ -1,7 +1,5 @@
 """`POST /rollouts`: many rows in one request, what is refused, and what is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The gateway by itself, over servers that are a table of replies: no Ray, no sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator

@@ -1,7 +1,5 @@
 """The episodes of a graph while they run: which there are, what they have done, and how one is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

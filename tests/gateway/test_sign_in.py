@@ -1,7 +1,5 @@
 """A person in a browser shows the token once, and no other page gets anything by that."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """The numbers of several replicas together, and CPU time by stage."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Coroutine

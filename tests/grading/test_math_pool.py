@@ -1,7 +1,5 @@
 """`MathVerifyPool`: math-verify in workers; who is at fault when a comparison does not end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

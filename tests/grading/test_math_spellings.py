@@ -4,8 +4,6 @@ The kinds are those of public bug reports: upright constants, words and units, s
 scientific numbers, bases, relations, times, numbers without end.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from gym_serve.grading import ask, boxed_gold

@@ -1,7 +1,5 @@
 """The choice of ``if`` between two forms of a server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

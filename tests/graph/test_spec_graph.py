@@ -1,7 +1,5 @@
 """A resolved graph: what it shows of itself, its order, its options, and that it travels."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

@@ -1,12 +1,11 @@
 """Variables in graph files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from gym_serve.graph.interpolation import Variables, environment, has_literal
 from gym_serve.types.errors import GraphError
@@ -91,15 +90,8 @@ def test_any_text_is_filled_or_a_problem(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "literal"),
     [
-        ("sk-1", True),
-        ("", True),
-        ("$${KEY}", True),
-        ("${KEY:-sk-1}", True),
-        ("${KEY:-${OTHER:-sk-1}}", True),
-        ("${KEY}", False),
-        ("Bearer ${KEY}", False),
-        ("${KEY:-}", False),
-        ("${KEY:-${OTHER}}", False),
+        *each(True, "sk-1", "", "$${KEY}", "${KEY:-sk-1}", "${KEY:-${OTHER:-sk-1}}"),
+        *each(False, "${KEY}", "Bearer ${KEY}", "${KEY:-}", "${KEY:-${OTHER}}"),
     ],
 )
 def test_has_literal(text: str, literal: bool) -> None:

@@ -1,7 +1,5 @@
 """Reading graph files: strict YAML, Serve configs, extends and overrides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import dedent
 from typing import Any

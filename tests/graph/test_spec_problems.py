@@ -1,7 +1,5 @@
 """`resolve`: every problem of a graph, at once, each with its path and a way out."""
 
-from __future__ import annotations
-
 import types
 from pathlib import Path
 from typing import Any

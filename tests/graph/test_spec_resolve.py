@@ -1,7 +1,5 @@
 """`resolve`: what sound graphs become, and that any content is resolved or refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

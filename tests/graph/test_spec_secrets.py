@@ -1,7 +1,5 @@
 """Secrets in graphs: refused where they would show, and never shown."""
 
-from __future__ import annotations
-
 from pydantic import SecretStr
 from support.graph_fakes import (
     graph,

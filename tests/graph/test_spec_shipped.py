@@ -1,7 +1,5 @@
 """The graphs that ship: sound with an endpoint for the policy, and without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

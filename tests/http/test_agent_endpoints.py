@@ -1,7 +1,5 @@
 """An agent as an endpoint of OpenAI's and Anthropic's APIs, for their official clients, without a Ray."""
 
-from __future__ import annotations
-
 import html
 import os
 import re

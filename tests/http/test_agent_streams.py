@@ -1,7 +1,5 @@
 """The stream of an agent: what its model says comes while it says it. For official clients, without a Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator

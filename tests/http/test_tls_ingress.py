@@ -1,7 +1,5 @@
 """A graph with a token behind a proxy that ends TLS, as an ingress does: docs/deploying.md. Without a Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Judges: votes, orders, what is cached, how many calls run at once, and agreement with people."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

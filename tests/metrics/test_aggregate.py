@@ -1,7 +1,5 @@
 """The answer of ``POST /aggregate_metrics``: its shape, its keys, and who counts where."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from typing import Any

@@ -1,7 +1,5 @@
 """`Aggregator`: order does not matter, duplicates count once, failures count apart."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from typing import Any

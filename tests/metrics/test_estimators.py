@@ -1,7 +1,5 @@
 """Curves over k against brute force (every subset, every prefix), confidence intervals against the CLT."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

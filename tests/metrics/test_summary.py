@@ -1,7 +1,5 @@
 """The table after a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

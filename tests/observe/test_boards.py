@@ -1,7 +1,5 @@
 """The boards, rules and alerts that ship: of metrics that exist, and they fire."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The log of a replica: what its records say, how faults are limited, and how files are read again."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

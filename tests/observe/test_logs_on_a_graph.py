@@ -1,7 +1,5 @@
 """What a graph on a cluster logs, and how it is found: by rollout, level and server."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any

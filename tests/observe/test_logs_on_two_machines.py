@@ -1,7 +1,5 @@
 """`gym-serve logs` reads the files of nodes that share no disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

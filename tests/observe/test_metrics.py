@@ -1,7 +1,5 @@
 """The numbers behind the metrics, and their text form as Prometheus's own parser reads it."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gym-serve monitoring` against a real Prometheus, in a run with load and faults."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

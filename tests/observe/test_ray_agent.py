@@ -1,7 +1,5 @@
 """What the metrics need of the libraries of Ray's node agent."""
 
-from __future__ import annotations
-
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider

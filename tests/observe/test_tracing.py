@@ -1,7 +1,5 @@
 """One rollout is one trace: what its spans say, and how they belong together."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

@@ -3,8 +3,6 @@
 What else tells of the same calls is compared with it: the rollout's timeline and the access log.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

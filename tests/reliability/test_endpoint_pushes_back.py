@@ -1,7 +1,5 @@
 """An endpoint that answers 429 slows a run down and fails no rollout; all in this process, over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Episodes on a cluster: every gateway shows those of all replicas, and stops any of them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any

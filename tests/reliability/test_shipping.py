@@ -5,8 +5,6 @@
 Slow: it takes two minutes, and what it covers changes seldom. The fast part is tests/cluster/test_code.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Where the graph runs, seen from the trainer: the examples, and what each topology survives."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

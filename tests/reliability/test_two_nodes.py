@@ -1,7 +1,5 @@
 """What a cluster of two nodes goes through: changes under live sessions, losses, and chaos."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

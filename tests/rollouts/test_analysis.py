@@ -1,7 +1,5 @@
 """Profiles and comparisons of stored runs, against the definitions computed by hand."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`collect`: all of the rows or none, into files that a later process goes on with."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import os

@@ -1,7 +1,5 @@
 """20 SIGKILLs of a collector at random instants, resumed each time: each rollout once, nothing lost."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One of three endpoints of the policy dies in the middle of a collection: no rollout fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """From rows to rollouts: metadata, repeats, seeds, shards, overrides, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`collect` where an environment compares the rollouts of a row: each group once, whatever interrupts it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

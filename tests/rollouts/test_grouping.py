@@ -1,7 +1,5 @@
 """The book of groups: when a group is settled, with which rollouts, and what it says if they are too few."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

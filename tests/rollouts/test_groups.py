@@ -1,7 +1,5 @@
 """Groups with fake agents: stragglers are cancelled, what cannot be filled says why, compare is asked."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from typing import Any

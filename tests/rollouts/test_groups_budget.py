@@ -1,7 +1,5 @@
 """What groups use: rollouts and comparisons count, and a spent budget ends the run at a good place."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The journal, against a model: whatever is acknowledged survives, and each rollout is scored once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

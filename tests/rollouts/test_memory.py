@@ -1,7 +1,5 @@
 """Memory stays flat: 50,000 rows through the whole of `collect` cost a few bytes each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

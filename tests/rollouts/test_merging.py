@@ -1,7 +1,5 @@
 """Shards, merged, are the run that was never divided."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

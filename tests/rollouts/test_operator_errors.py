@@ -1,7 +1,5 @@
 """What only the operator can mend ends a run and burns no row; failed rollouts can be made again."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Orders of results: nothing is lost or doubled, and each order is what its name says."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

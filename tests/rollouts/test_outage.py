@@ -1,7 +1,5 @@
 """While the graph is away, attempts are not used up; when it stays away, the run still ends."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """An overloaded graph slows a run down; nothing is dropped, and no rollout pays for it with an attempt."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Prompt templates: names are filled in, and nothing else happens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files of records: what was acknowledged is there, a torn end is cut off, damage is left alone."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

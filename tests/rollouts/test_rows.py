@@ -1,7 +1,5 @@
 """Rows from files of every kind: what is wrong with a line is said with the file and the line."""
 
-from __future__ import annotations
-
 import gzip
 from contextlib import suppress
 from pathlib import Path

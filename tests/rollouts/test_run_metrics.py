@@ -1,7 +1,5 @@
 """The metrics of a run's files do not depend on who computes them, or in how many pieces it was made."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The runner as an iterator: bounded, in order, retrying, and cancelled when it is left."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """What runs use and cost: counts by stage and server, and budgets that stop a run and let it go on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

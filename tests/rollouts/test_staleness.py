@@ -1,7 +1,5 @@
 """`StalenessBook`: nothing too old is trained on, nothing is lost, and slow tasks are not starved."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field

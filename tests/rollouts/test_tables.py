@@ -1,7 +1,5 @@
 """`IntTable` is a dict."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,8 +1,6 @@
 """A run that waits says for whom, why and until when; one that would have to wait for too long stops, and its
 rollouts stay open."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -1,7 +1,5 @@
 """Boxes of bubblewrap: what a command sees, what it may use, and that nothing of a box is left."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """What both sandboxes do: a lasting namespace, programs, limits, deaths, a pool, and nothing left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Attacks on bubblewrap: the catalogue, as root and as an ordinary user, and those on something outside."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """Which sandbox there is, what `bwrap` is asked for, and the filter of system calls, without running any."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

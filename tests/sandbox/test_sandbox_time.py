@@ -1,7 +1,5 @@
 """Whose time it is: what a program is charged with, on a busy machine and with many threads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

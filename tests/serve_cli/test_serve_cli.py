@@ -1,7 +1,5 @@
 """Ray's own command line on graph files: run, status, config, deploy; and what it may show."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """``serve run`` after what came before it on the same machine: nothing leaves traces of a Ray that ended."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

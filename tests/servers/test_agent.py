@@ -1,7 +1,5 @@
 """`AgentServer` and `simple_agent` without Ray: what goes upstream, and how an episode ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """What a model writes into the arguments of a call is what the tool gets, whatever it is."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Captured calls: which conversation a call goes on with, chains and branches, and every protocol alike."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Captured calls that are streamed: live, without tokens, and recorded as a whole or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

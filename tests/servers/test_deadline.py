@@ -1,7 +1,5 @@
 """`time_limit`: short limits have a timer of their own, long ones share one for each second; `wait_until`."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

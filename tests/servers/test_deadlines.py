@@ -1,7 +1,5 @@
 """Whose time it was: the policy's is graded, the machine's is masked and tried again."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Failover: whenever a replica dies, the rollout is the one of the undisturbed run, byte for byte."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Without a snapshot: the episode starts again from seed, at most N times, and each attempt is journaled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Gate`: what calls do while a policy changes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """What a model is sent of its episode is what strict endpoints take, whatever it wrote."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A caller who leaves while a session is being opened leaves none behind, whenever the reply comes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """What a policy gets that goes over a limit: a real result, never a failure."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``POST /aggregate_metrics``: what an environment's own aggregation gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A process of gym_serve's own takes the open files that it may have, and needs no more."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -1,7 +1,5 @@
 """Sessions: pinned ids, state of their own, expiry, and a close that happens once."""
 
-from __future__ import annotations
-
 import asyncio
 
 import orjson

@@ -1,7 +1,5 @@
 """20,000 sessions that end in every way there is leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

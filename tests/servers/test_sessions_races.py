@@ -1,7 +1,5 @@
 """Calls, cancellations, expiry, closing and the stop of the server in any order: each session closes once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Tool schemas from signatures, and the validation of what a model sends."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 from typing import Annotated, Any, Literal

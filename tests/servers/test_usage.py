@@ -1,7 +1,5 @@
 """Whose tokens a rollout counts: the policy's, and those of models behind tools and the verifier."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -17,7 +17,7 @@ from gym_serve.types.protocols import split_think
 from support.environments import called, said
 from support.sandboxes import AVAILABLE
 
-__all__ = ["BY_A_MODEL", "HEDGED", "OPEN", "Calls", "Texts", "hedges"]
+__all__ = ["BY_A_MODEL", "HEDGED", "Calls", "Texts", "hedges"]
 
 JSON = dict[str, Any]
 Output = list[JSON]
@@ -389,7 +389,3 @@ HEDGED: dict[str, Texts | Calls] = {
     ),
 }
 """By environment, and what else there is to tell apart."""
-
-
-OPEN: dict[str, dict[str, str]] = {}
-"""Hedges that are paid today, and why; each is a test that is expected to fail."""

@@ -19,6 +19,7 @@ from gym_serve import (
     VerifyRequest,
     tool,
 )
+from support.replies import call, message, response, thought, usage
 
 SECRET = "sk-nobody-may-read-this"
 JSON = dict[str, Any]
@@ -68,42 +69,11 @@ class ToldModel(ModelServer):
         return self._response(body, order)
 
     def _response(self, body: JSON, text: str) -> JSON:
-        output: list[JSON] = [
-            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
-            {
-                "type": "message",
-                "id": "msg_1",
-                "role": "assistant",
-                "status": "completed",
-                "content": [{"type": "output_text", "text": text, "annotations": []}],
-            },
-        ]
-        for tool_ in body.get("tools") or ():
-            call = {
-                "id": "fc_1",
-                "call_id": "call_1",
-                "name": tool_["name"],
-                "arguments": '{"city": "Nîmes"}',
-            }
-            output.append({"type": "function_call", "status": "completed", **call})
-        return {
-            "id": "resp_1",
-            "object": "response",
-            "created_at": 1.0,
-            "status": "completed",
-            "model": body.get("model") or self.name,
-            "output": output,
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": body.get("tools") or [],
-            "usage": {
-                "input_tokens": 3,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-                "output_tokens": 2,
-                "output_tokens_details": {"reasoning_tokens": 1},
-                "total_tokens": 5,
-            },
-        }
+        tools = body.get("tools") or []
+        calls = [call(each["name"], '{"city": "Nîmes"}', "call_1") for each in tools]
+        model = body.get("model") or self.name
+        output = [thought("Hm."), message(text), *calls]
+        return response(*output, model=model, tools=tools, usage=usage(reasoning=1))
 
 
 class Card(BaseModel):

@@ -1,7 +1,5 @@
 """`gym_serve.testing.TestClient`: an environment in a unit test."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

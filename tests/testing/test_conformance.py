@@ -1,7 +1,5 @@
 """`gym-serve conform` finds what is wrong with a server, and nothing in one that does what the page says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

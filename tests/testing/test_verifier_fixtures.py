@@ -1,7 +1,5 @@
 """Verifier fixtures: reading them, and what running them finds wrong with a verifier."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

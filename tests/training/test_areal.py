@@ -1,7 +1,5 @@
 """AReaL's agent without AReaL: the endpoint that it uses, and what it returns. `make interop` has AReaL."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

@@ -1,7 +1,5 @@
 """`Episodes`: the trainer's engine and tokenizer take the place of the agents' model."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

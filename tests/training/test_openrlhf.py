@@ -1,7 +1,5 @@
 """OpenRLHF's executor without OpenRLHF: what it is given and what it returns. `make interop` has OpenRLHF."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`samples`: every token that the model produced is trained on exactly once, or not at all."""
 
-from __future__ import annotations
-
 import math
 import sys
 from itertools import chain

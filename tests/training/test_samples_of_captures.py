@@ -1,7 +1,5 @@
 """Samples of a harness's calls: whatever it does with its conversations, each token is trained on once."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """SkyRL's generator without SkyRL: what it is given and what it returns. `make interop` has SkyRL."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """slime's function: what it fills slime's samples with. `make interop` has slime."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import json

@@ -1,8 +1,6 @@
 """verl's agent loop, without verl: what it is given, and the outputs that it makes. `make interop` has
 verl."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a server at a URL tells of its calls: as much as one of the graph, and no more than it can know."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The HTTP transport towards what stands between it and a graph."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Failures in the form of each protocol, so that the official clients raise their own errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any

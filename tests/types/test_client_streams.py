@@ -1,7 +1,5 @@
 """Streams of `chat_model` and `openai_model`, read by the official clients while the backend makes them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of endings: every way in which an episode can end, and what follows from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The error tree: its drawing, its codes, and the two ways in which it travels."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path

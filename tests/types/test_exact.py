@@ -1,7 +1,5 @@
 """JSON as it is meant: integers of any size, and halves of surrogate pairs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a model wrote into a call is what it reads again, whichever protocol its harness speaks."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever a backend answers becomes an answer or `Unavailable`: no crash, and never the client's fault."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever stands in a request, it is answered or refused as an invalid one: no other error comes out."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -1,7 +1,5 @@
 """`Rollout`: a dict, with properties for the keys that every rollout has."""
 
-from __future__ import annotations
-
 import pickle
 
 import orjson

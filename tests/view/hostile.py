@@ -4,8 +4,6 @@ Where one of them succeeds, it sets ``window.attacked`` or asks ``http://attacke
 test in a browser sees it. None does anything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,60 +57,36 @@ def _rollout(text: Any = "hello", **more: Any) -> JSON:
     }
 
 
+TEXTS = {
+    "script in text": MIXED,
+    "script in a code block": f"```html\n{MIXED}\n```\n`{SCRIPT}`",
+    "fence that names a script": f'```"><img src=x onerror=window.attacked=1>\n{SCRIPT}\n```',
+    "links": f"[a]({LINK}) [b]({PAGE}) <{LINK}> [c](JaVaScRiPt:window.attacked=1) [d](\x01{LINK})",
+    "links in HTML": f'<a href="{LINK}">a</a><a href="{PAGE}" target=_blank>b</a><base href="{REMOTE}">',
+    "link with a title": f'[a](https://a.example "{IMAGE}") [b]: {LINK} "x"\n[b]',
+    "remote images": f"![a]({REMOTE}a.png) <img src={REMOTE}b> ![c]({SVG_URL}) ![d]({LINK})",
+    "remote style": f'<link rel=stylesheet href="{REMOTE}"><style>@import url({REMOTE})</style>',
+    "frames": f'<iframe src="{REMOTE}"></iframe><iframe srcdoc="{SCRIPT}"></iframe><object data="{PAGE}">',
+    "forms": f'<form action="{REMOTE}"><input name=a><button>x</button></form>',
+    "refresh": f'<meta http-equiv="refresh" content="0;url={REMOTE}">',
+    "formulas": f"$\\href{{{LINK}}}{{x}}$ $$\\includegraphics{{{REMOTE}}}$$ "
+    f"$\\htmlData{{a=b}}{{x}}$ $<b>{IMAGE}$",
+    "endless formula": "$\\def\\a{\\a\\a}\\a$ $" + "{" * 2000 + "$ $" + "\\sqrt{" * 2000 + "$",
+    "table": f"| a | {IMAGE} |\n|---|---|\n| {SCRIPT} | [x]({LINK}) |",
+    "templates": "{{constructor.constructor('window.attacked=1')()}} ${window.attacked=1} <%= 1 %> {% x %}",
+    "deep markdown": ">" * 5000 + " a\n" + "[" * 5000 + "\n" + "*a " * 5000 + "\n" + "- " * 2000,
+    "slow patterns": "a" * 50_000 + "!" + "`" * 20_000 + "_" * 20_000 + "<" * 20_000 + "$" * 9_999,
+    "right to left": "\u202egpj.exe\u202c \u2066\u2067abc\u2069 \u200f\u061c \u202e" * 50,
+    "invisible": "a\u200bb\u200c\u200d\ufeff\u00ad" * 100 + "Z" + "\u0300" * 2000,
+    "control characters": "\x00\x01\x07\x08\x1b[31mred\x1b]8;;" + REMOTE + "\x1b\\x\x7f\x85\u2028\u2029",
+    "one long word": "W" * 100_000,
+}
+"""What a model says."""
+
+
 def _texts() -> Iterator[tuple[str, JSON]]:
-    """What a model says."""
-    yield "script in text", _rollout(MIXED)
-    yield "script in a code block", _rollout(f"```html\n{MIXED}\n```\n`{SCRIPT}`")
-    yield "fence that names a script", _rollout(f'```"><img src=x onerror=window.attacked=1>\n{SCRIPT}\n```')
-    yield (
-        "links",
-        _rollout(f"[a]({LINK}) [b]({PAGE}) <{LINK}> [c](JaVaScRiPt:window.attacked=1) [d](\x01{LINK})"),
-    )
-    yield (
-        "links in HTML",
-        _rollout(f'<a href="{LINK}">a</a><a href="{PAGE}" target=_blank>b</a><base href="{REMOTE}">'),
-    )
-    yield "link with a title", _rollout(f'[a](https://a.example "{IMAGE}") [b]: {LINK} "x"\n[b]')
-    yield "remote images", _rollout(f"![a]({REMOTE}a.png) <img src={REMOTE}b> ![c]({SVG_URL}) ![d]({LINK})")
-    yield (
-        "remote style",
-        _rollout(f'<link rel=stylesheet href="{REMOTE}"><style>@import url({REMOTE})</style>'),
-    )
-    yield (
-        "frames",
-        _rollout(
-            f'<iframe src="{REMOTE}"></iframe><iframe srcdoc="{SCRIPT}"></iframe><object data="{PAGE}">'
-        ),
-    )
-    yield "forms", _rollout(f'<form action="{REMOTE}"><input name=a><button>x</button></form>')
-    yield "refresh", _rollout(f'<meta http-equiv="refresh" content="0;url={REMOTE}">')
-    yield (
-        "formulas",
-        _rollout(
-            f"$\\href{{{LINK}}}{{x}}$ $$\\includegraphics{{{REMOTE}}}$$ $\\htmlData{{a=b}}{{x}}$ $<b>{IMAGE}$"
-        ),
-    )
-    yield "endless formula", _rollout("$\\def\\a{\\a\\a}\\a$ $" + "{" * 2000 + "$ $" + "\\sqrt{" * 2000 + "$")
-    yield "table", _rollout(f"| a | {IMAGE} |\n|---|---|\n| {SCRIPT} | [x]({LINK}) |")
-    yield (
-        "templates",
-        _rollout("{{constructor.constructor('window.attacked=1')()}} ${window.attacked=1} <%= 1 %> {% x %}"),
-    )
-    yield (
-        "deep markdown",
-        _rollout(">" * 5000 + " a\n" + "[" * 5000 + "\n" + "*a " * 5000 + "\n" + "- " * 2000),
-    )
-    yield (
-        "slow patterns",
-        _rollout("a" * 50_000 + "!" + "`" * 20_000 + "_" * 20_000 + "<" * 20_000 + "$" * 9_999),
-    )
-    yield "right to left", _rollout("\u202egpj.exe\u202c \u2066\u2067abc\u2069 \u200f\u061c \u202e" * 50)
-    yield "invisible", _rollout("a\u200bb\u200c\u200d\ufeff\u00ad" * 100 + "Z" + "\u0300" * 2000)
-    yield (
-        "control characters",
-        _rollout("\x00\x01\x07\x08\x1b[31mred\x1b]8;;" + REMOTE + "\x1b\\x\x7f\x85\u2028\u2029"),
-    )
-    yield "one long word", _rollout("W" * 100_000)
+    for name, text in TEXTS.items():
+        yield name, _rollout(text)
 
 
 def _fields() -> Iterator[tuple[str, JSON]]:
@@ -125,28 +99,33 @@ def _fields() -> Iterator[tuple[str, JSON]]:
     }
     output = {"type": "function_call_output", "call_id": MIXED, "output": MIXED}
     tool = {"type": "function", "name": MIXED, "description": MIXED, "parameters": {MIXED: {MIXED: MIXED}}}
-    yield (
-        "script in a call",
-        _rollout(response={"output": [item, output], "tools": [tool], "instructions": MIXED}),
-    )
-    yield "arguments that are no JSON", _rollout(response={"output": [{**item, "arguments": MIXED}]})
-    yield (
-        "script in reasoning",
-        _rollout(
-            response={"output": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": MIXED}]}]}
-        ),
-    )
-    yield "script in types", _rollout(response={"output": [{"type": MIXED, "role": MIXED, "content": MIXED}]})
-    yield (
-        "script in the prompt",
-        _rollout(
-            responses_create_params={"input": MIXED, "instructions": MIXED, "tools": [tool], "model": MIXED}
-        ),
-    )
-    yield (
-        "chat messages",
-        _rollout(
-            responses_create_params={
+    texts = {"stage": "verify", "version": MIXED, "prompt": MIXED, "answer": MIXED}
+    steps: list[list[Any]] = [
+        ["model", 0, 1, 0, 0, None, None, None, MIXED, texts],
+        ["model", 0, 1, 0, 0, None, None, None, MIXED, {"version": MIXED}],
+        ["tool", 1, 1, 0, 0, MIXED, None, None],
+    ]
+    timeline = {"began": 1.8e9, "dur": 9, "agent": MIXED, "servers": [MIXED], "steps": steps}
+    branch = {"input": [{"role": "user", "content": MIXED}], "response": {"output": [item]}, "context": 10**9}
+    places: dict[str, JSON] = {
+        "script in a call": {"response": {"output": [item, output], "tools": [tool], "instructions": MIXED}},
+        "arguments that are no JSON": {"response": {"output": [{**item, "arguments": MIXED}]}},
+        "script in reasoning": {
+            "response": {
+                "output": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": MIXED}]}]
+            }
+        },
+        "script in types": {"response": {"output": [{"type": MIXED, "role": MIXED, "content": MIXED}]}},
+        "script in the prompt": {
+            "responses_create_params": {
+                "input": MIXED,
+                "instructions": MIXED,
+                "tools": [tool],
+                "model": MIXED,
+            }
+        },
+        "chat messages": {
+            "responses_create_params": {
                 "input": [
                     {"role": "system", "content": MIXED},
                     {
@@ -157,56 +136,41 @@ def _fields() -> Iterator[tuple[str, JSON]]:
                     {"role": "tool", "tool_call_id": MIXED, "content": MIXED},
                 ]
             }
-        ),
-    )
-    yield "script in names", _rollout(agent_ref={"name": MIXED}, _ng_rollout_id=MIXED, _ng_task_index=MIXED)
-    yield (
-        "script in the verdict",
-        _rollout(**{MIXED: MIXED, "extracted": MIXED, "list": [MIXED], "link": LINK}),
-    )
-    yield "script in components", _rollout(reward_components={MIXED: 1.0, "b": MIXED}, verify_reward=MIXED)
-    yield (
-        "script in a failure",
-        _rollout(
-            _ng_failure_class=MIXED,
-            failure={"kind": MIXED, "detail": MIXED, "stage": MIXED, "server": MIXED, "trace": MIXED},
-        ),
-    )
-    texts = {"stage": "verify", "version": MIXED, "prompt": MIXED, "answer": MIXED}
-    steps: list[list[Any]] = [
-        ["model", 0, 1, 0, 0, None, None, None, MIXED, texts],
-        ["model", 0, 1, 0, 0, None, None, None, MIXED, {"version": MIXED}],
-        ["tool", 1, 1, 0, 0, MIXED, None, None],
-    ]
-    timeline = {"began": 1.8e9, "dur": 9, "agent": MIXED, "servers": [MIXED], "steps": steps}
-    yield "script in the timeline", _rollout(_ng_timeline=timeline)
-    yield (
-        "steps out of time",
-        _rollout(
-            _ng_timeline={
+        },
+        "script in names": {"agent_ref": {"name": MIXED}, "_ng_rollout_id": MIXED, "_ng_task_index": MIXED},
+        "script in the verdict": {MIXED: MIXED, "extracted": MIXED, "list": [MIXED], "link": LINK},
+        "script in components": {"reward_components": {MIXED: 1.0, "b": MIXED}, "verify_reward": MIXED},
+        "script in a failure": {
+            "_ng_failure_class": MIXED,
+            "failure": {"kind": MIXED, "detail": MIXED, "stage": MIXED, "server": MIXED, "trace": MIXED},
+        },
+        "script in the timeline": {"_ng_timeline": timeline},
+        "steps out of time": {
+            "_ng_timeline": {
                 **timeline,
                 "dur": -1,
                 "steps": [["tool", -1e13, 1e13, 0, 0, MIXED, 0, 0], ["tool", 1, 1, 0, 99, MIXED, 0, 0]],
             }
-        ),
-    )
-    branch = {"input": [{"role": "user", "content": MIXED}], "response": {"output": [item]}, "context": 10**9}
-    yield "script in branches", _rollout(branches=[branch, {}, branch])
-    yield (
-        "keys of JavaScript",
-        _rollout(
-            **{
-                "__proto__": {"attacked": 1},
-                "constructor": {"prototype": {"attacked": 1}},
-                "toString": 1,
-                "hasOwnProperty": 0,
-            }
-        ),
-    )
-    yield (
-        "paths",
-        _rollout(_ng_rollout_id="../../../etc/passwd", agent_ref={"name": "..%2f..%2f"}, file="/etc/passwd"),
-    )
+        },
+        "script in branches": {"branches": [branch, {}, branch]},
+        "keys of JavaScript": {
+            "__proto__": {"attacked": 1},
+            "constructor": {"prototype": {"attacked": 1}},
+            "toString": 1,
+            "hasOwnProperty": 0,
+        },
+        "paths": {
+            "_ng_rollout_id": "../../../etc/passwd",
+            "agent_ref": {"name": "..%2f..%2f"},
+            "file": "/etc/passwd",
+        },
+        "many fields": {**{f"field {number}": number for number in range(5000)}},
+        "many tools": {
+            "response": {"output": [{"type": "function_call", "name": f"t{n}\n"} for n in range(1500)]}
+        },
+    }
+    for name, place in places.items():
+        yield name, _rollout(**place)
     yield (
         "SQL",
         _rollout(
@@ -214,11 +178,6 @@ def _fields() -> Iterator[tuple[str, JSON]]:
             agent_ref={"name": "'; DROP TABLE rollouts; --"},
             **{'f" TEXT); --': "x"},
         ),
-    )
-    yield "many fields", _rollout(**{f"field {number}": number for number in range(5000)})
-    yield (
-        "many tools",
-        _rollout(response={"output": [{"type": "function_call", "name": f"t{n}\n"} for n in range(1500)]}),
     )
 
 

@@ -1,7 +1,5 @@
 """Rollouts for the tests of the viewer, and a viewer that runs as people start it."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

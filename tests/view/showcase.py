@@ -1,7 +1,5 @@
 """Two runs of a made-up policy with everything that the page can show; docs/viewer.md has its pictures."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

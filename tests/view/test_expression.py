@@ -1,7 +1,5 @@
 """The filter: what it selects, where it is wrong, and that nothing else can be reached by it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

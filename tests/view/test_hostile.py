@@ -1,7 +1,5 @@
 """What rollouts hold breaks neither the index nor an answer: every hostile one, through the real server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

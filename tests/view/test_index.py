@@ -1,7 +1,5 @@
 """The index follows files: any framing, growing, replaced, cut, in folders and behind links."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import sqlite3

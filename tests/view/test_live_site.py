@@ -1,7 +1,5 @@
 """The page of a running graph: its files, and an episode in the form that the page draws."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A page is not slowed by what a model wrote: Markdown, formulas and code take bounded time, in Node."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

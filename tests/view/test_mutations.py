@@ -1,7 +1,5 @@
 """Rollouts with wrong values at random places: each is indexed, shown and counted, or is a problem."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

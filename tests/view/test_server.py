@@ -1,7 +1,5 @@
 """The viewer as people start it: a process, its index, and its API over real HTTP."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """`gym-serve view --export`: the site is whole, and a plain file server is enough for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import orjson

@@ -1,7 +1,5 @@
 """`WorkerPool`: who is at fault, time-outs, deaths, cancellation, and what is left afterwards (nothing)."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource
