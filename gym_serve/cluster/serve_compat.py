@@ -143,7 +143,9 @@ def live_nodes() -> list[dict[str, Any]]:
 
 
 def this_process() -> str:
-    """Names this process to others, for `process_is_alive`."""
+    """Names this process to others, for `process_is_alive`; empty where it is part of no cluster."""
+    if not ray.is_initialized():  # else Ray would start one
+        return ""
     context = ray.get_runtime_context()
     return f"{context.get_worker_id()}@{context.get_node_id()}"
 
