@@ -129,8 +129,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     # Else Serve looks only once a second whether an application runs, or is gone.
     client.CLIENT_POLLING_INTERVAL_S = 0.1
-    # Ray passes the metrics of its processes on every second, and not every ten.
-    os.environ |= {"RAY_metrics_report_interval_ms": "1000"}
     # Replicas import the servers of the tests (tests/support).
     os.environ["PYTHONPATH"] = environment(tests=True)["PYTHONPATH"]
     if haproxy.ENABLED:
