@@ -5,7 +5,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gym_serve.types.errors import GymError
@@ -142,7 +142,13 @@ def overall(turns):
     }
 
 
+CALL = {"type": "function_call", "call_id": "c", "name": "", "arguments": ""}
+THOUGHT = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "0"}]}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": ""}
+
+
 @given(HISTORY)
+@example([CALL, THOUGHT, CALL, OUTPUT, {"type": "reasoning", "id": "rs", "summary": []}])  # of two calls, one
 def test_no_two_assistant_messages_stand_together(history):
     roles = [message["role"] for message in responses_to_chat({"input": history})["messages"]]
     assert ("assistant", "assistant") not in set(pairwise(roles))

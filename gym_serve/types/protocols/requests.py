@@ -12,6 +12,7 @@ on-policy whatever a caller sends. Chat-template arguments follow the same order
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -235,11 +236,13 @@ class _Turn:
         """Write the turn with its outputs; what follows the last answered call begins the next turn."""
         said, outputs, tokens = self._said, self._outputs, self._tokens
         self._said, self._outputs, self._tokens = [], [], None
-        answered = {output["tool_call_id"] for output in outputs}
+        unused = Counter(output["tool_call_id"] for output in outputs)  # an output answers one call
         written: list[_Message] = []
         is_answered = False  # the last one that is written
         for message in said:
-            has_answer = not answered.isdisjoint(call["id"] for call in message.calls)
+            answered = Counter(call["id"] for call in message.calls) & unused
+            unused -= answered
+            has_answer = bool(answered)
             if written and (tokens or not is_answered):
                 written[-1].join(message)
                 is_answered = is_answered or has_answer
