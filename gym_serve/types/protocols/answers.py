@@ -193,7 +193,9 @@ def _item_problem(item: Any) -> str | None:
     if problem := _mismatch(item, dict):
         return problem
     kind = item.get("type", "message")
-    if problem := _mismatch(kind, str) or (_mismatch(item, _ITEMS[kind]) if kind in _ITEMS else None):
+    if not isinstance(kind, str):
+        return f"type must be a string, got {shown(kind)}"
+    if kind in _ITEMS and (problem := _mismatch(item, _ITEMS[kind])):
         return problem
     return tokens_problem(item) if any(item.get(key) is not None for key in TOKEN_KEYS) else None
 
