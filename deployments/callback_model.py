@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any, ClassVar
 
@@ -31,16 +31,15 @@ class PolicyQueue:
     of a trainer.
     """
 
-    def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._clock = clock
         self._ids = count(1)
         self._open: dict[str, tuple[JSON, asyncio.Future[JSON]]] = {}
         self._waiting: deque[str] = deque()
         self._taken: set[str] = set()
         self._cancelled: list[str] = []
         self._taker: str | None = None
-        self._seen = clock()
+        self._seen = time.monotonic()
         self._taking = 0
         self._filled = asyncio.Event()
 
@@ -54,10 +53,10 @@ class PolicyQueue:
         self._open[name] = ({**request, "id": name}, answer)
         self._waiting.append(name)
         self._filled.set()
-        begun = self._clock()
+        begun = time.monotonic()
         try:
             while not answer.done():
-                left = max(begun, self._seen) + self._patience - self._clock()
+                left = max(begun, self._seen) + self._patience - time.monotonic()
                 if left <= 0 and not self._taking:
                     raise Unavailable(
                         f"no trainer has served this model for {self._patience:g} s: see gym.policy.serve"
@@ -93,14 +92,14 @@ class PolicyQueue:
                 await wait_until(self._filled, wait)
         finally:
             self._taking -= 1
-            self._seen = self._clock()
+            self._seen = time.monotonic()
         self._forget_answered()
         given = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
         self._taken.update(given)
         return {"requests": [self._open[name][0] for name in given], "cancelled": list(self._cancelled)}
 
     def answer(self, answers: list[JSON]) -> None:
-        self._seen = self._clock()
+        self._seen = time.monotonic()
         for given in answers:
             found = self._open.get(str(given.get("id")))
             if found is not None and not found[1].done():

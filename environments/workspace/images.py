@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import fnmatch
 import hashlib
 import io
 import json
@@ -240,14 +239,14 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def archive_of(source: Path | Mapping[str, str], *, without: str = "") -> bytes:
-    """A tar archive of a folder, or of texts by name; its files are root's. ``without`` is a pattern of names
-    to leave out. Raises InvalidRequest: a name leads out of the archive.
+def archive_of(source: Path | Mapping[str, str]) -> bytes:
+    """A tar archive of a folder, or of texts by name; its files are root's. Raises InvalidRequest: a name
+    leads out of the archive.
     """
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         if isinstance(source, Path):
-            archive.add(source, arcname=".", filter=lambda member: _of_root(member, without))
+            archive.add(source, arcname=".", filter=_of_root)
             return data.getvalue()
         for name, text in source.items():
             if name.startswith("/") or ".." in PurePosixPath(name).parts:
@@ -259,9 +258,7 @@ def archive_of(source: Path | Mapping[str, str], *, without: str = "") -> bytes:
     return data.getvalue()
 
 
-def _of_root(member: tarfile.TarInfo, without: str) -> tarfile.TarInfo | None:
-    if without and fnmatch.fnmatch(member.name, without):
-        return None
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 EXCERPT_CHARS = 80  # characters of an excerpt
+_LISTED = 5  # values that are shown of a list
 _EDGE = 4  # how many times as much is looked at, as white space is taken together
 
 
@@ -42,11 +43,11 @@ def not_in_the_box(expected: str, boxed: str | None, text: str) -> str:
     return f"expected {excerpt(expected)} in a box, got {got}"
 
 
-def listed(values: Any, limit: int = 5) -> str:
+def listed(values: Any) -> str:
     """The first values of a list as excerpts, and how many more there are; ``none`` for an empty one."""
     values = list(values)
-    more = f" and {len(values) - limit} more" if len(values) > limit else ""
-    return ", ".join(excerpt(value, 40) for value in values[:limit]) + more or "none"
+    more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
+    return ", ".join(excerpt(value, 40) for value in values[:_LISTED]) + more or "none"
 
 
 def listed_calls(calls: list[dict[str, Any]]) -> str:
