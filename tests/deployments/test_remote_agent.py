@@ -295,7 +295,13 @@ async def test_its_open_calls_are_run_here_and_the_rewards_are_this_graphs(backe
     rollout = await run(backend, env=env)
     assert (rollout["reward"], env.rung, env.closed) == (1.0, 2, 1)
     assert [item.get("call_id") for item in rollout["response"]["output"]] == [
-        *("a", "own", "own", "a", "b", "b", None),
+        "a",
+        "own",
+        "own",
+        "a",
+        "b",
+        "b",
+        None,
     ]
     # Its cookies come back to it; the row's answer does not reach it.
     assert [headers.get("Cookie") for headers in backend.headers] == [None, "seat=7", "seat=7"]
@@ -352,8 +358,17 @@ json_values = st.recursive(
 )
 keys = st.sampled_from(
     [
-        *("reward", "response", "output", "failure", "error", "type", "_ng_failure_class"),
-        *("reward_components", "prompt_token_ids", "generation_token_ids", "generation_log_probs"),
+        "reward",
+        "response",
+        "output",
+        "failure",
+        "error",
+        "type",
+        "_ng_failure_class",
+        "reward_components",
+        "prompt_token_ids",
+        "generation_token_ids",
+        "generation_log_probs",
     ]
 )
 answers = st.recursive(

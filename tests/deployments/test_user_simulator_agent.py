@@ -90,7 +90,12 @@ async def test_a_conversation_until_the_user_is_done() -> None:
     )
     assert (rollout["reward"], rollout["conversation_end"]) == (1.0, "user")
     assert [item["type"] for item in rollout["response"]["output"]] == [
-        *("reasoning", "message", "message", "function_call", "function_call_output", "message"),
+        "reasoning",
+        "message",
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
     ]
     # What the policy sees: the user's words are user messages; the goodbye is not shown to it.
     assert texts(policy.asked[2]["input"]) == [

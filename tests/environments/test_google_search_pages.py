@@ -206,9 +206,15 @@ async def test_only_the_public_one_of_several_addresses_is_connected_to() -> Non
 @pytest.mark.parametrize(
     "target",
     [
-        *("http://inside.example/", "http://127.0.0.1/", "http://[::ffff:127.0.0.1]/"),
-        *("http://169.254.169.254/latest/meta-data/", "//inside.example/", "http://site.example:22/"),
-        *("file:///etc/passwd", "http://user:secret@site.example/", "http://["),
+        "http://inside.example/",
+        "http://127.0.0.1/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://169.254.169.254/latest/meta-data/",
+        "//inside.example/",
+        "http://site.example:22/",
+        "file:///etc/passwd",
+        "http://user:secret@site.example/",
+        "http://[",
     ],
 )
 async def test_a_redirect_leads_nowhere_else(target: str) -> None:

@@ -13,8 +13,23 @@ PLANETS = choices_of([{"A": "Mars"}, {"B": "Venus"}, {"C": "Saturn"}, {"D": "Moo
 
 pieces = st.sampled_from(
     [
-        *(r"\boxed{", r"\text{", "}", "{", "Answer", "answer", ":", "**", "A", "b", "C", "Z", "Venus"),
-        *("or", ",", "\n", " "),
+        r"\boxed{",
+        r"\text{",
+        "}",
+        "{",
+        "Answer",
+        "answer",
+        ":",
+        "**",
+        "A",
+        "b",
+        "C",
+        "Z",
+        "Venus",
+        "or",
+        ",",
+        "\n",
+        " ",
     ]
 )
 texts = st.lists(pieces, max_size=20).map("".join) | st.text()

@@ -95,8 +95,13 @@ def test_a_strict_schema(schema: Any, value: Any, fit: bool) -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        *('"text"', "[]", "{", '{"type": 5}', '{"$ref": "https://example.com/s"}'),
-        *('{"$ref": "#/$defs/none"}', '{"pattern": "("}'),
+        '"text"',
+        "[]",
+        "{",
+        '{"type": 5}',
+        '{"$ref": "https://example.com/s"}',
+        '{"$ref": "#/$defs/none"}',
+        '{"pattern": "("}',
     ],
 )
 def test_a_broken_schema_is_no_zero(schema: str) -> None:
@@ -242,8 +247,15 @@ def test_any_text_is_parsed_or_not(text: str, format_: Format) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("2001-13-45", "!!float x", "0b", "1:99:", "!!binary é", "? [a]\n: b", "!!timestamp x"),
-        *("!!int ''", "<<: 1"),
+        "2001-13-45",
+        "!!float x",
+        "0b",
+        "1:99:",
+        "!!binary é",
+        "? [a]\n: b",
+        "!!timestamp x",
+        "!!int ''",
+        "<<: 1",
     ],
 )
 def test_yaml_that_its_library_chokes_on(text: str) -> None:

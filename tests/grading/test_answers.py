@@ -88,8 +88,26 @@ def test_a_box_is_a_part_of_the_text(text: str) -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        *("`", "```\n", "```a", "~", "``` ", "```a`", " ", "> ", "- ", "```py\n", "**", "$", "{", "}"),
-        *("\\text{", "\\boxed{", "\\boxed{}", '"', "_ ", "a\n"),
+        "`",
+        "```\n",
+        "```a",
+        "~",
+        "``` ",
+        "```a`",
+        " ",
+        "> ",
+        "- ",
+        "```py\n",
+        "**",
+        "$",
+        "{",
+        "}",
+        "\\text{",
+        "\\boxed{",
+        "\\boxed{}",
+        '"',
+        "_ ",
+        "a\n",
     ],
 )
 def test_hostile_texts_take_linear_time(unit: str) -> None:

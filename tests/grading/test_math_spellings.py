@@ -332,7 +332,14 @@ def test_answers_in_texts(gold: str, text: str, equal: bool) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("__import__('os')", "x.\uff4eame", "S('1')", "1 if 1 else 2", "[1]", "2(3)", "1_000", "\uff11"),
+        "__import__('os')",
+        "x.\uff4eame",
+        "S('1')",
+        "1 if 1 else 2",
+        "[1]",
+        "2(3)",
+        "1_000",
+        "\uff11",
         "1 .real",
     ],
 )

@@ -92,7 +92,16 @@ def test_sections_and_keys_of_other_forms() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("run", "health", "docs", "graph", "redoc", "gateway", "v1", "server_instances", "sign-in", "ui"),
+        "run",
+        "health",
+        "docs",
+        "graph",
+        "redoc",
+        "gateway",
+        "v1",
+        "server_instances",
+        "sign-in",
+        "ui",
         "episodes",
     ],
 )

@@ -140,7 +140,16 @@ _VALUES = st.recursive(
     max_leaves=4,
 )
 _KEYS = [
-    *("model", "resources", "judge", "judges", "panel", "critic", "api_key", "headers", "logins", "inline"),
+    "model",
+    "resources",
+    "judge",
+    "judges",
+    "panel",
+    "critic",
+    "api_key",
+    "headers",
+    "logins",
+    "inline",
     "if",
 ]
 _KEYS += ["then", "else", "url", "autoscaling", "num_replicas", "runtime_env", "session_ttl", "typo"]

@@ -21,8 +21,12 @@ def test_secrets_written_out_are_problems_in_a_file() -> None:
     content["resources"]["math"] = remote
     found = problems(content, literal_secrets=False, env={"K": "k"})
     assert [problem.partition(":")[0] for problem in found] == [
-        *("models.policy.api_key", "models.policy.headers.X", "models.policy.headers.Y"),
-        *("models.policy.logins[0].password", "resources.math.headers.A", "auth_token"),
+        "models.policy.api_key",
+        "models.policy.headers.X",
+        "models.policy.headers.Y",
+        "models.policy.logins[0].password",
+        "resources.math.headers.A",
+        "auth_token",
     ]
     assert all("write a secret as ${NAME}" in problem for problem in found)
     assert "hunter2" not in str(found)

@@ -121,7 +121,12 @@ def test_lines_that_are_no_rollouts_are_problems_with_their_place(tmp_path: Path
     problems = Problems()
     assert len(list(read_rollouts([run], TaskKey(), problems))) == 1
     assert [problem.removeprefix(str(run)).split(" ")[0] for problem in problems.kept] == [
-        *(":2:", ":3:", ":4:", ":5:", ":6:", ":7:"),
+        ":2:",
+        ":3:",
+        ":4:",
+        ":5:",
+        ":6:",
+        ":7:",
     ]
     with pytest.raises(InvalidRequest, match="cannot read"):
         list(read_rollouts([tmp_path / "missing.jsonl"], TaskKey(), problems))

@@ -27,8 +27,17 @@ def test_all_missing_fields_are_named() -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        *("{a.b}", "{a[0]}", "{a!r}", "{a:>1000000000}", "{}", "{0}", "{", "}", "{a b}"),
-        *("{__class__.__init__}", "{ a }"),
+        "{a.b}",
+        "{a[0]}",
+        "{a!r}",
+        "{a:>1000000000}",
+        "{}",
+        "{0}",
+        "{",
+        "}",
+        "{a b}",
+        "{__class__.__init__}",
+        "{ a }",
     ],
 )
 def test_what_is_no_plain_name_is_refused(part: str) -> None:

@@ -41,11 +41,25 @@ def test_the_order_of_events():
     events = list(response_events(response(REASONING, MESSAGE, CALL)))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert types(events) == [
-        *("created", "in_progress", "output_item.added", "reasoning_summary_part.added"),
-        *("reasoning_summary_text.delta", "reasoning_summary_text.done", "reasoning_summary_part.done"),
-        *("output_item.done", "output_item.added", "content_part.added", "output_text.delta"),
-        *("output_text.done", "content_part.done", "output_item.done", "output_item.added"),
-        *("function_call_arguments.delta", "function_call_arguments.done", "output_item.done", "completed"),
+        "created",
+        "in_progress",
+        "output_item.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
     ]
     assert events[0]["response"]["status"] == "in_progress"
     assert events[0]["response"]["output"] == []

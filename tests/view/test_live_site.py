@@ -53,8 +53,16 @@ async def test_the_page_and_its_files(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("static/..%2fserver.py", "static/%2e%2e/server.py", "static//etc/passwd", "static/", "static"),
-        *("api", "api/rollout/local.1", "api/rollout/local.1/1", "api/runs", "x"),
+        "static/..%2fserver.py",
+        "static/%2e%2e/server.py",
+        "static//etc/passwd",
+        "static/",
+        "static",
+        "api",
+        "api/rollout/local.1",
+        "api/rollout/local.1/1",
+        "api/runs",
+        "x",
     ],
 )
 async def test_nothing_else_is_there(http: httpx.AsyncClient, path: str) -> None:

@@ -32,7 +32,18 @@ ODD: list[Any] = [
     ),
 ]
 PIECES = [
-    *(b"null", b"[]", b"{}", b"1e999", b'"', b"\\u0000", b",", b":", b"-1", b"true", b"[[", b"NaN"),
+    b"null",
+    b"[]",
+    b"{}",
+    b"1e999",
+    b'"',
+    b"\\u0000",
+    b",",
+    b":",
+    b"-1",
+    b"true",
+    b"[[",
+    b"NaN",
     b"\xff",
 ]
 
