@@ -111,8 +111,12 @@ def _decoded(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        decoded = json.loads(arguments or "{}", parse_int=float)
+        decoded = json.loads(arguments or "{}", parse_int=_double, parse_float=_double)
         orjson.dumps(decoded)
     except (ValueError, TypeError, RecursionError):  # no JSON, or none that another side could write again
         return arguments
     return decoded
+
+
+def _double(text: str) -> float:
+    return float(text) + 0.0  # JavaScript writes -0.0 as 0

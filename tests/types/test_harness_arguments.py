@@ -77,6 +77,7 @@ class Scripted(ModelServer):
 
 @given(ARGUMENTS)
 @example('{ "a": 1.0, "b": 1e3, "a": 2}')
+@example('{"zero": -0.0}')
 @example('{"a": ' * 300 + "1" + "}" * 300)
 @pytest.mark.parametrize("protocol", ["responses", "chat/completions", "messages"])
 async def test_a_captured_model_reads_its_own_words(protocol: str, arguments: str) -> None:
