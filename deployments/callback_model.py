@@ -62,7 +62,7 @@ class PolicyQueue:
                         f"no trainer has served this model for {self._patience:g} s: see gym.policy.serve"
                     )
                 await asyncio.wait([answer], timeout=max(left, 0.05))
-            found = answer.result()
+            policy_answer = answer.result()
         finally:
             del self._open[name]
             if name in self._taken:
@@ -70,9 +70,9 @@ class PolicyQueue:
                 if not answer.done():
                     self._cancelled.append(name)
                     self._filled.set()
-        if found.get("error") is not None:
-            raise Unavailable(f"the trainer's policy failed: {str(found['error'])[:2000]}")
-        return found
+        if policy_answer.get("error") is not None:
+            raise Unavailable(f"the trainer's policy failed: {str(policy_answer['error'])[:2000]}")
+        return policy_answer
 
     async def take(self, taker: str, held: Collection[str], most: int, wait: float) -> JSON:
         """Up to ``most`` requests for a trainer, after ``wait`` seconds at most, and those of its requests
@@ -94,16 +94,16 @@ class PolicyQueue:
             self._taking -= 1
             self._seen = time.monotonic()
         self._forget_answered()
-        given = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-        self._taken.update(given)
-        return {"requests": [self._open[name][0] for name in given], "cancelled": list(self._cancelled)}
+        batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        self._taken.update(batch)
+        return {"requests": [self._open[name][0] for name in batch], "cancelled": list(self._cancelled)}
 
     def answer(self, answers: list[JSON]) -> None:
         self._seen = time.monotonic()
-        for given in answers:
-            found = self._open.get(str(given.get("id")))
-            if found is not None and not found[1].done():
-                found[1].set_result(given)
+        for answer in answers:
+            waiter = self._open.get(str(answer.get("id")))
+            if waiter is not None and not waiter[1].done():
+                waiter[1].set_result(answer)
 
     def _forget_answered(self) -> None:
         """Give out no request whose caller has left, or has an answer that it has not read yet."""

@@ -160,15 +160,17 @@ class Connections:
             raise DeadlineExceeded(f"no time left for a call of {self._url(endpoint, request)}")
         breaker.began(time.monotonic())
         try:
-            with span("POST", request.call.traceparent, "client") as seen:
-                if seen.recording:
-                    request = request._replace(call=replace(request.call, traceparent=seen.traceparent))
+            with span("POST", request.call.traceparent, "client") as request_span:
+                if request_span.recording:
+                    request = request._replace(
+                        call=replace(request.call, traceparent=request_span.traceparent)
+                    )
                     host = urlsplit(endpoint.url).hostname
-                    seen.set({"http.request.method": "POST", "server.address": host})
+                    request_span.set({"http.request.method": "POST", "server.address": host})
                 async with self._post(endpoint, request) as response:
-                    seen.set({"http.response.status_code": response.status})
+                    request_span.set({"http.response.status_code": response.status})
                     if response.status >= 400:
-                        seen.fail(str(response.status), "")
+                        request_span.fail(str(response.status), "")
                     yield response
         except NoConnection as error:
             breaker.failed(time.monotonic(), gone=True)
@@ -221,12 +223,12 @@ class Connections:
         status, headers = response.status, response.headers
         if status < 300:
             try:
-                said = foreign_json(text)
+                body = foreign_json(text)
             except ValueError as error:
                 return Answer(None, Unavailable(f"{url} answered what is no JSON ({error}): {text[:200]!r}"))
-            if said is None:  # which is not what a prompt that does not fit is
+            if body is None:  # which is not what a prompt that does not fit is
                 return Answer(None, Unavailable(f"{url} answered null"))
-            return Answer(None if self._is_refused(url, said, endpoint) else said)
+            return Answer(None if self._is_refused(url, body, endpoint) else body)
         if status < 400:
             raise redirected(url, headers, f"{MODEL_FIELD}.base_url" if endpoint.named else "base_url")
         shown = text.decode("utf-8", "replace")
@@ -265,14 +267,14 @@ class Connections:
         """The most tokens of a prompt and its answer, as vLLM and SGLang publish it; None if it does not."""
         try:
             async with self._models_of(endpoint) as response:
-                said = foreign_json(await response.read())
+                listing = foreign_json(await response.read())
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):
             return None
-        models = said.get("data") if isinstance(said, dict) else None
+        models = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(models, list):
             return None
-        found = [model.get("max_model_len") for model in models if isinstance(model, dict)]
-        return max((limit for limit in found if type(limit) is int), default=None)
+        limits = [model.get("max_model_len") for model in models if isinstance(model, dict)]
+        return max((limit for limit in limits if type(limit) is int), default=None)
 
     def _models_of(self, endpoint: Endpoint) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert self._session is not None

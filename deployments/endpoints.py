@@ -300,8 +300,8 @@ class EndpointPool:
 
     def other(self, than: Endpoint, now: float) -> Endpoint | None:
         """Another endpoint that may take a call at once; None if there is none."""
-        found = [e for e in self._endpoints.values() if e is not than and e.breaker.allows(now)]
-        return _least_loaded(found, None) if found else None
+        others = [e for e in self._endpoints.values() if e is not than and e.breaker.allows(now)]
+        return _least_loaded(others, None) if others else None
 
     def _limit(self) -> RateLimit | None:
         return None if self._limits == (None, None) else RateLimit(*self._limits)

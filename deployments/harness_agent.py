@@ -131,8 +131,10 @@ class HarnessAgent(AgentServer):
                 raise recording.failure
             if status := answer.get("exit_status"):
                 if episode.response is None:  # it did not come to the policy
-                    told = str(answer.get("output"))[-2000:]
-                    raise Unavailable(f"the harness ended with exit status {status}: {told}", stage="harness")
+                    output = str(answer.get("output"))[-2000:]
+                    raise Unavailable(
+                        f"the harness ended with exit status {status}: {output}", stage="harness"
+                    )
                 episode.stop("harness_exit")  # what the policy wrote may have done that
         finally:
             self._drop(recording)

@@ -204,15 +204,15 @@ def _failure(url: str, answer: aiohttp.ClientResponse, text: str) -> GymError:
     refusals.
     """
     try:
-        said: Any = orjson.loads(text)
+        body: Any = orjson.loads(text)
     except orjson.JSONDecodeError:
-        said = text
-    error = error_from_body(answer.status, said)
-    cls, setting = _MEANINGS[meaning_of(answer.status, said)]
-    if setting or own_error(said) is None:
+        body = text
+    error = error_from_body(answer.status, body)
+    cls, setting = _MEANINGS[meaning_of(answer.status, body)]
+    if setting or own_error(body) is None:
         error = cls(f"{error.message}{setting}", retry_after=error.retry_after, stage=error.stage)
     error.message = f"{url}: {error.message[:2000]}"
-    error.retry_after = wait_of(answer.headers, said) if error.retry_after is None else error.retry_after
+    error.retry_after = wait_of(answer.headers, body) if error.retry_after is None else error.retry_after
     error.stage = error.stage if error.stage in STAGES else None
     error.server = None  # the peer's name for itself means nothing in this graph
     return error

@@ -63,8 +63,8 @@ class OpenAIModel(UpstreamModel):
         async with closing(self._stream("/responses", body)) as events:
             async for event in events:
                 if isinstance(event, Whole):  # the API did not stream after all
-                    for made in response_events(self._response(body, event.answer, metadata)):
-                        yield made
+                    for own_event in response_events(self._response(body, event.answer, metadata)):
+                        yield own_event
                     return
                 _check_event(event)
                 if event["type"] in FINAL_EVENTS:
@@ -89,8 +89,8 @@ class OpenAIModel(UpstreamModel):
         return {**self._completion(await self._post("/chat/completions", body)), **metadata}
 
     async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        asked, metadata = {**body, "stream_options": {"include_usage": True}}, self.metadata()
-        stream = chat_stream(joined(self._stream("/chat/completions", asked)), self._completion)
+        request, metadata = {**body, "stream_options": {"include_usage": True}}, self.metadata()
+        stream = chat_stream(joined(self._stream("/chat/completions", request)), self._completion)
         async with closing(stream) as chunks:
             async for chunk in chunks:
                 yield {**chunk, **metadata}
@@ -139,9 +139,9 @@ def _openai_input(items: Any) -> Any:
     if not isinstance(items, list):
         return items
     return [
-        {key: value for key, value in made.items() if key not in TOKEN_KEYS}
-        if isinstance(made, dict)
-        else made
+        {key: value for key, value in input_item.items() if key not in TOKEN_KEYS}
+        if isinstance(input_item, dict)
+        else input_item
         for i, item in enumerate(items)
-        for made in (input_form(item, f"input[{i}]") if isinstance(item, dict) else [item])
+        for input_item in (input_form(item, f"input[{i}]") if isinstance(item, dict) else [item])
     ]

@@ -62,9 +62,9 @@ class PoolingModel(UpstreamModel):
 
 
 def _inputs_of(request: JSON) -> int:
-    given = None if "messages" in request else request.get("input")
-    texts = isinstance(given, list) and given and not all(type(token) is int for token in given)
-    return len(given) if texts and isinstance(given, list) else 1
+    inputs = None if "messages" in request else request.get("input")
+    texts = isinstance(inputs, list) and inputs and not all(type(token) is int for token in inputs)
+    return len(inputs) if texts and isinstance(inputs, list) else 1
 
 
 def _checked_scores(route: str, answer: Any, inputs: int) -> JSON:

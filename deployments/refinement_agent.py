@@ -129,7 +129,7 @@ class RefinementAgent(SimpleAgent):
 
 
 def _task(row: JSON) -> str:
-    given = row["responses_create_params"]["input"]
-    if isinstance(given, str):
-        return given
-    return "\n\n".join(message_text(item) for item in given if item.get("role") == "user")
+    items = row["responses_create_params"]["input"]
+    if isinstance(items, str):
+        return items
+    return "\n\n".join(message_text(item) for item in items if item.get("role") == "user")

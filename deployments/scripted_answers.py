@@ -153,21 +153,21 @@ def scripted(known: Known, right: bool, items: list[dict[str, Any]], rng: random
 
 def turn_after(turns: list[Turn], items: list[dict[str, Any]]) -> Turn:
     """The turn after those whose items there are already; the last one again after the end."""
-    said = sum(
+    turn_length = sum(
         1 for i in items if i.get("role") == "assistant" or i.get("type") in ("function_call", "reasoning")
     )
     for turn in turns:
-        if said <= 0:
+        if turn_length <= 0:
             return turn
-        said -= len(turn)
+        turn_length -= len(turn)
     return turns[-1]
 
 
 def improvise(params: dict[str, Any], items: list[dict[str, Any]]) -> Turn:
     """The next turn in a row that no script knows."""
-    said = _last_outputs(items)
-    if said:
-        return [message("The tool says: " + " ".join(said))]
+    outputs = _last_outputs(items)
+    if outputs:
+        return [message("The tool says: " + " ".join(outputs))]
     tools = [t for t in params.get("tools") or [] if isinstance(t, dict) and t.get("type") == "function"]
     if tools and not any(i.get("type") == "function_call" for i in items):
         return [call(str(tools[0].get("name")), _arguments(tools[0].get("parameters"), prompt_of(items)), 0)]
@@ -175,8 +175,8 @@ def improvise(params: dict[str, Any], items: list[dict[str, Any]]) -> Turn:
 
 
 def _weather(row: dict[str, Any], right: bool, items: list[dict[str, Any]], rng: random.Random) -> Turn:
-    if said := _last_outputs(items):
-        return [message("Here is the weather: " + " ".join(said))]
+    if outputs := _last_outputs(items):
+        return [message("Here is the weather: " + " ".join(outputs))]
     if not right:
         return [message("I think that it is probably fine outside.")]
     metadata = row.get("verifier_metadata") or {}

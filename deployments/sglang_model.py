@@ -103,26 +103,26 @@ class SglangModel(TokenizingModel, RowEndpointModel):
         call = current().within(self.config.timeout)
         params = sampling_params(sampling)
         limit = params["max_new_tokens"]
-        nothing = made = Generation([], [], "length")
+        nothing = generation = Generation([], [], "length")
         while True:
             version = self.weight_version
-            seen = prompt + made.token_ids
+            context = prompt + generation.token_ids
             answer = await self._upstream.post(
-                _GENERATE, _request(seen, params, len(made.token_ids)), call, below_v1=False
+                _GENERATE, _request(context, params, len(generation.token_ids)), call, below_v1=False
             )
             if answer is None and params["max_new_tokens"] is not None:  # does the prompt alone fit?
                 params["max_new_tokens"] = None
                 continue
             if answer is None:  # of what an abort had cut off, the context is full
-                return made._replace(finish_reason="length") if made.token_ids else None
-            part = read_generation(answer, len(seen))
-            made = _joined(made, part, version)
+                return generation._replace(finish_reason="length") if generation.token_ids else None
+            part = read_generation(answer, len(context))
+            generation = _joined(generation, part, version)
             if part.finish_reason != "abort":
-                return made
-            if limit is not None and len(made.token_ids) >= limit:
-                return made._replace(finish_reason="length")
+                return generation
+            if limit is not None and len(generation.token_ids) >= limit:
+                return generation._replace(finish_reason="length")
             if any(name in params for name in _CONSTRAINTS):
-                made = nothing
+                generation = nothing
             if not part.token_ids:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -149,8 +149,8 @@ def _constraint(sampling: JSON) -> JSON:
         return {"json_schema": '{"type": "object"}'}
     if form is not None and kind != "text":
         raise BadRequest(f"response_format: sglang_model knows no type {kind!r:.40}")
-    asked = sampling.get("structured_outputs")
-    given = {k: v for k, v in asked.items() if v is not None} if isinstance(asked, dict) else {}
+    wanted = sampling.get("structured_outputs")
+    given = {k: v for k, v in wanted.items() if v is not None} if isinstance(wanted, dict) else {}
     match given:
         case {"json": schema}:
             return {"json_schema": _as_text(schema)}
@@ -212,8 +212,8 @@ def read_generation(answer: Any, prompt: int) -> Generation:
 def _versions(meta: JSON, count: int) -> list[JSON] | None:
     """Versions of the weights behind the tokens, as SGLang has them; None where nobody told it one."""
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
-    said = token_versions({VERSIONS_KEY: spans, TOKEN_KEYS[1]: [0] * count})
-    return spans if said and set(said) != {_UNSAID} else None
+    versions = token_versions({VERSIONS_KEY: spans, TOKEN_KEYS[1]: [0] * count})
+    return spans if versions and set(versions) != {_UNSAID} else None
 
 
 def _joined(made: Generation, part: Generation, version: str | None) -> Generation:

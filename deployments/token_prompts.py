@@ -32,14 +32,14 @@ async def continued_prompt(
     turn = next((i for i in reversed(range(len(messages))) if messages[i].get(_PROMPT) is not None), None)
     if turn is None:
         return None
-    seen = [*_ids(messages[turn], _PROMPT, turn), *_ids(messages[turn], _GENERATION, turn)]
+    context = [*_ids(messages[turn], _PROMPT, turn), *_ids(messages[turn], _GENERATION, turn)]
     stand_ins = [{"role": "assistant", "content": word} for word in _WORDS]
     both = [without_tokens([*messages[:turn], one, *messages[turn + 1 :]]) for one in stand_ins]
     tail = _common_end(*[await render(conversation) for conversation in both])
     end = next((i for i, token in enumerate(tail) if token in ends), 0)
     # A turn that was cut off lacks the token that ends it.
-    ended = bool(seen and tail) and (seen[-1] in ends or seen[-1] == tail[end])
-    return seen + tail[end + ended :]
+    ended = bool(context and tail) and (context[-1] in ends or context[-1] == tail[end])
+    return context + tail[end + ended :]
 
 
 def without_tokens(messages: Sequence[JSON]) -> list[JSON]:

@@ -123,10 +123,10 @@ class TokenizingModel(TokenModel):
 
     def completion_of(self, chat: JSON, prompt: list[int], generation: Generation) -> JSON:
         tokens, logprobs, finish, versions, cached = generation
-        said = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
-        text, calls = self._text(chat, said), list[JSON]()
+        words = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
+        text, calls = self._text(chat, words), list[JSON]()
         if self._parser is not None and may_call(chat):
-            written = self._text(chat, said, special=True) if self._parser.special_tokens else text
+            written = self._text(chat, words, special=True) if self._parser.special_tokens else text
             rest, calls = self._parser.split(written, chat)
             text = rest if calls else text
         content = entries(self._tokenizer, tokens, logprobs)
@@ -142,8 +142,8 @@ class TokenizingModel(TokenModel):
 
     def _text(self, chat: JSON, tokens: list[int], *, special: bool = False) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)
-        given = chat.get("stop")
-        for stop in [given] if isinstance(given, str) else given or ():
+        stops = chat.get("stop")
+        for stop in [stops] if isinstance(stops, str) else stops or ():
             text = text.partition(stop)[0]
         return text
 

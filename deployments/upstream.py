@@ -115,9 +115,9 @@ class Upstream:
                     return None
                 raise
             else:
-                said = answer.decoded()
-                if said is not None or (unlimited := _unlimited(request)) is None:
-                    return said
+                body = answer.decoded()
+                if body is not None or (unlimited := _unlimited(request)) is None:
+                    return body
                 request = unlimited
                 continue
             await asyncio.sleep(pause)
@@ -132,10 +132,10 @@ class Upstream:
         body = orjson.loads(request.data)
         data = _encode({key: body[key] for key in PROMPT_KEYS if key in body})
         try:
-            told = await self._send(Request("/tokenize", data, request.call, below_v1=False, tokens=0))
+            counted = await self._send(Request("/tokenize", data, request.call, below_v1=False, tokens=0))
         except GymError:
             return False
-        count = told.get("count") if isinstance(told, dict) else None
+        count = counted.get("count") if isinstance(counted, dict) else None
         return type(count) is int and count >= context
 
     async def _stream(self, request: Request) -> AsyncGenerator[Any, None]:

@@ -112,12 +112,12 @@ def _call_schema(tool: JSON) -> JSON:
 def _wanted(chat: Mapping[str, Any]) -> tuple[str, Any] | None:
     """``json``, ``regex`` or ``grammar``, and its schema or text, from the fields of a chat body."""
     fields = ("response_format", "structured_outputs")
-    given = [(field, chat[field]) for field in fields if chat.get(field)]
-    if not given:
+    constraints = [(field, chat[field]) for field in fields if chat.get(field)]
+    if not constraints:
         return None
-    if len(given) > 1:
+    if len(constraints) > 1:
         raise BadRequest("give response_format or structured_outputs, one of the two")
-    field, value = given[0]
+    field, value = constraints[0]
     if not isinstance(value, dict):
         raise BadRequest(f"{field} must be an object")
     return _of_format(value) if field == "response_format" else _of_vllm(value)

@@ -41,9 +41,11 @@ def new_weights(model: Any, weights: Path | bytes) -> Mapping[str, torch.Tensor]
     except (OSError, SafetensorError, ValueError) as error:
         raise BadRequest(f"the weights cannot be read: {error}") from None
     own = model.state_dict()
-    given = {own[name].data_ptr() for name in tensors if name in own}
+    addresses = {own[name].data_ptr() for name in tensors if name in own}
     wrong = [name for name in tensors if name not in own or own[name].shape != tensors[name].shape]
-    wrong += [name for name in own if name not in tensors and own[name].data_ptr() not in given]  # tied ones
+    wrong += [
+        name for name in own if name not in tensors and own[name].data_ptr() not in addresses
+    ]  # tied ones
     if wrong:
         raise BadRequest(f"not the weights of this model: {', '.join(wrong[:5])} ({len(wrong)} in all)")
     return tensors

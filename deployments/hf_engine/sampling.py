@@ -43,10 +43,10 @@ class Sampling(BaseModel):
                 raise BadRequest(f"{key}: hf_engine cannot do that; use vllm_engine")
         if chat.get("n") not in (None, 1):
             raise BadRequest("n: hf_engine gives one choice for a call")
-        given = {key: chat[key] for key in cls.model_fields if chat.get(key) is not None}
+        settings = {key: chat[key] for key in cls.model_fields if chat.get(key) is not None}
         if chat.get("max_completion_tokens") is not None:
-            given["max_tokens"] = chat["max_completion_tokens"]
+            settings["max_tokens"] = chat["max_completion_tokens"]
         try:
-            return cls(**given)
+            return cls(**settings)
         except ValidationError as error:
             raise BadRequest(problems_of(error, "sampling")[0]) from None

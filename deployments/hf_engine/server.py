@@ -174,8 +174,8 @@ class HFEngine(EngineModel):
         text = self._decode(row.tokens)
         for stop in row.sampling.stop:
             text = text.partition(stop)[0]
-        said = split_calls(text) if may_call(chat) else (text, list[JSON]())
-        return completion(head, row.prompt, said, row.finish, self._scores(chat, row, 0, len(row.tokens)))
+        parts = split_calls(text) if may_call(chat) else (text, list[JSON]())
+        return completion(head, row.prompt, parts, row.finish, self._scores(chat, row, 0, len(row.tokens)))
 
     def _scores(self, chat: JSON, row: Row, begin: int, end: int) -> JSON:
         tokens = row.tokens[begin:end]

@@ -36,9 +36,9 @@ class TextStream:
         if self._closed:
             return ""
         self._held += self._text(tokens)
-        found = [at for end in self._ends if (at := self._held.find(end)) >= 0]
-        self._closed = bool(found)
-        settled = self._held[: min(found)] if found else self._certain()
+        ends = [at for end in self._ends if (at := self._held.find(end)) >= 0]
+        self._closed = bool(ends)
+        settled = self._held[: min(ends)] if ends else self._certain()
         if self._strip:
             settled = settled.rstrip()
         self._held = self._held[len(settled) :]

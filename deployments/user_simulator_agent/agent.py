@@ -88,10 +88,10 @@ class UserSimulatorAgent(SimpleAgent):
                 return "no_answer"
             if turn == self.config.max_turns:
                 break
-            said = await self._say(episode, user)
-            if any(phrase in said for phrase in self.config.stop_phrases):
+            words = await self._say(episode, user)
+            if any(phrase in words for phrase in self.config.stop_phrases):
                 return "user"
-            episode.append_items([_message(said)])
+            episode.append_items([_message(words)])
         return "max_turns"
 
     async def _say(self, episode: Episode, user: SimulatedUser) -> str:

@@ -117,10 +117,10 @@ def _check_parsers(args: Any) -> None:
 
     managers = {"tool_call_parser": ToolParserManager, "reasoning_parser": ReasoningParserManager}
     for setting, manager in managers.items():
-        name, known = getattr(args, setting, None), sorted(manager.list_registered())
-        if name and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
+        name, parsers = getattr(args, setting, None), sorted(manager.list_registered())
+        if name and name not in parsers:
+            near = difflib.get_close_matches(name, parsers, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(parsers)}"
             raise GraphError(f"{setting}: vLLM has no {name!r}{hint}")
 
 

@@ -270,8 +270,8 @@ class VLLMEngine(EngineModel):
     async def _pass_on(self, op: str, body: Any) -> Any:
         if not isinstance(body, dict):
             raise InvalidRequest(f"the body of {op} must be an object, got {type(body).__name__}")
-        given = {key: value for key, value in body.items() if key not in _STREAMING}
-        answer = await self._client.post(f"/{op}", {**given, "model": self._model_of(body)})
+        params = {key: value for key, value in body.items() if key not in _STREAMING}
+        answer = await self._client.post(f"/{op}", {**params, "model": self._model_of(body)})
         if answer is None:
             raise BadRequest("the prompt does not fit the model's context")
         return answer

@@ -122,8 +122,8 @@ class _Exchange:
 def _answer(path: str, exchange: _Exchange, content: bytes) -> Any:
     """What was answered; None if the prompt does not fit. Errors are read as those of a vLLM elsewhere."""
     if exchange.status < 400:
-        said = _decoded(content)
-        return None if says_full(f"vLLM's {path}", said) else said
+        body = _decoded(content)
+        return None if says_full(f"vLLM's {path}", body) else body
     refused = refusal(f"vLLM's {path}", exchange.status, exchange.headers, content.decode("utf-8", "replace"))
     if refused is not None:
         raise refused

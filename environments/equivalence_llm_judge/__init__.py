@@ -184,10 +184,10 @@ def answer_text(response: Response) -> str:
 
 def question_text(params: JSON) -> str:
     """Text of the last user message of a Responses body; empty if there is none."""
-    given = params.get("input")
-    if isinstance(given, str):
-        return given.strip()
-    for item in reversed(given if isinstance(given, list) else []):
+    items = params.get("input")
+    if isinstance(items, str):
+        return items.strip()
+    for item in reversed(items if isinstance(items, list) else []):
         if isinstance(item, dict) and item.get("role") == "user" and (text := _joined(item.get("content"))):
             return text
     return ""
@@ -201,17 +201,17 @@ def last_match(text: str, pattern: str | None) -> str:
     compiled = _compile(pattern) if pattern else None
     if compiled is None:
         return text
-    found = None
+    last = None
     try:
         for match in compiled.finditer(text, timeout=_SEARCH_SECONDS, concurrent=True):
-            found = match
+            last = match
     except TimeoutError:
         logger.warning("the pattern %.200r was stopped after %s s", pattern, _SEARCH_SECONDS)
         return text
-    if found is None:
+    if last is None:
         return text
-    groups = (group for group in found.groups() if group and group.strip())
-    return next(groups, found.group()).strip()
+    groups = (group for group in last.groups() if group and group.strip())
+    return next(groups, last.group()).strip()
 
 
 def _joined(content: Any) -> str:

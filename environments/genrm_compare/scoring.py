@@ -147,13 +147,13 @@ def mean_scores(comparisons: Sequence[Comparison], count: int, default: float) -
 
     Where both scores of a pair are equal, the ranking breaks the tie by its distance from the midpoint.
     """
-    given: list[list[float]] = [[] for _ in range(count)]
+    scores_of: list[list[float]] = [[] for _ in range(count)]
     for comparison in comparisons:
         first, second, ranking = comparison.scores
         advantage = RANKING_MIDPOINT - ranking if first == second else 0.0
-        given[comparison.first].append(first + advantage)
-        given[comparison.second].append(second - advantage)
-    return [statistics.fmean(scores) if scores else default for scores in given]
+        scores_of[comparison.first].append(first + advantage)
+        scores_of[comparison.second].append(second - advantage)
+    return [statistics.fmean(scores) if scores else default for scores in scores_of]
 
 
 def metrics_of(comparisons: Sequence[Comparison]) -> dict[str, float]:

@@ -87,8 +87,8 @@ class CustomSearch:
         message = f"Google answers {response.status}: {_message(body)}"
         message = message.replace(key, "***").replace(engine, "***")
         if response.status == 429:
-            given = response.headers.get("Retry-After", "")  # Google sends no dates there
-            wait = min(float(given), _DAY) if given.isascii() and given.isdigit() else None
+            header = response.headers.get("Retry-After", "")  # Google sends no dates there
+            wait = min(float(header), _DAY) if header.isascii() and header.isdigit() else None
             if wait is not None and wait > _MAX_WAIT:
                 raise ToolFailed(message)
             raise Overloaded(message, retry_after=wait)
@@ -104,8 +104,8 @@ def _results(body: bytes) -> str:
     items = answer.get("items") or []
     if not isinstance(items, list):
         raise Unavailable("Google's answer has no list of results")
-    found = [item for item in items if isinstance(item, dict)]
-    shown: dict[str, Any] = {"items": [{key: item[key] for key in _SHOWN if key in item} for item in found]}
+    objects = [item for item in items if isinstance(item, dict)]
+    shown: dict[str, Any] = {"items": [{key: item[key] for key in _SHOWN if key in item} for item in objects]}
     spelling = answer.get("spelling")
     if isinstance(spelling, dict) and spelling.get("correctedQuery"):
         shown["correctedQuery"] = spelling["correctedQuery"]

@@ -200,8 +200,8 @@ class MathWithCode(ResourcesServer):
         answer = boxed_answer(request.response)
         expected = replace_surrogates(request.expected_result)
         if answer is None:
-            wanted, said = excerpt(expected), ending(request.response.output_text)
-            reason = f"expected {wanted} in \\boxed{{}}, but no box found: {said}"
+            wanted, shown_answer = excerpt(expected), ending(request.response.output_text)
+            reason = f"expected {wanted} in \\boxed{{}}, but no box found: {shown_answer}"
             return MathCodeVerdict(reward=0.0, extracted_answer=None, accuracy=False, reason=reason)
         answer = replace_surrogates(answer)
         difference = await self._difference(expected, answer)

@@ -46,26 +46,26 @@ def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, 
     """The tools of a server that the model gets, by name: the ``wanted`` ones, or all. Raises GraphError: one
     is not there, or has a name that is a route or no plain one; unless nobody named it: then it is left out.
     """
-    found = {tool.name: tool for tool in tools}
-    for name in [] if wanted is not None else [*found]:
+    by_name = {tool.name: tool for tool in tools}
+    for name in [] if wanted is not None else [*by_name]:
         if name not in RESERVED and not is_tool_name(name):
             logger.warning("the tool %.100r of an MCP server is left out: its name is not a plain one", name)
-            del found[name]
-    chosen = list(found) if wanted is None else list(dict.fromkeys(wanted))
+            del by_name[name]
+    chosen = list(by_name) if wanted is None else list(dict.fromkeys(wanted))
     problems = [
-        f"tools: the MCP server has no tool {name!r}; it has {', '.join(sorted(found)) or 'none'}"
+        f"tools: the MCP server has no tool {name!r}; it has {', '.join(sorted(by_name)) or 'none'}"
         for name in chosen
-        if name not in found
+        if name not in by_name
     ]
     problems += [
         f"tools: {name!r} cannot be offered, as it is a route or not a plain name; list the others in tools"
         for name in chosen
-        if name in found and not is_tool_name(name)
+        if name in by_name and not is_tool_name(name)
     ]
     if problems:
         raise GraphError(problems)
     return {
-        name: ToolDescription(name, found[name].description or "", completed(found[name].input_schema))
+        name: ToolDescription(name, by_name[name].description or "", completed(by_name[name].input_schema))
         for name in chosen
     }
 

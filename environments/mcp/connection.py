@@ -154,15 +154,15 @@ class McpConnection:
 
     async def tools(self) -> list[Tool]:
         assert self._client is not None  # started
-        found: list[Tool] = []
+        tools: list[Tool] = []
         cursor: str | None = None
         try:
             for _ in range(_MAX_PAGES):
                 page = await self._client.list_tools(cursor=cursor)
-                found += page.tools
+                tools += page.tools
                 cursor = page.next_cursor
                 if cursor is None:
-                    return found
+                    return tools
         except (MCPError, ValueError, RuntimeError) as error:
             raise Unavailable(f"{self._server} did not list its tools: {error}") from error
         raise Unavailable(f"{self._server} lists more than {_MAX_PAGES} pages of tools")

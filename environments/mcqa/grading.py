@@ -178,16 +178,16 @@ def _boxed_option(text: str, choices: Choices) -> str | None:
         return exact
     if _NEGATION.search(content) or _FORMULA_OF_MORE.search(content):
         return None
-    found = set()
+    options = set()
     # The longest first, each taken out, so that "Moon of Mars" does not name "Mars" as well.
     for letter, option in sorted(choices, key=lambda choice: -len(choice[1])):
         if wanted := _fold(option):
             content, count = _whole(wanted).subn("\0", content)
             if count:
-                found.add(letter)
+                options.add(letter)
                 box = _whole(wanted).sub("", box)
     named = _named_letter(box, {letter for letter, _ in choices})
-    return found.pop() if len(found) == 1 and (named is None or named in found) else None
+    return options.pop() if len(options) == 1 and (named is None or named in options) else None
 
 
 def _whole(text: str) -> re.Pattern[str]:
@@ -316,11 +316,11 @@ def match_output_regex(text: str, choices: Choices, patterns: Sequence[str]) -> 
         if pattern is None:
             continue
         try:
-            found = pattern.findall(tail, timeout=max(deadline - time.monotonic(), 0.001), concurrent=True)
+            matches = pattern.findall(tail, timeout=max(deadline - time.monotonic(), 0.001), concurrent=True)
         except TimeoutError:
             logger.warning("output_regex %.200r was stopped, %s s are over", source, SEARCH_SECONDS)
             return None
-        if found and (letter := _letter_of(found[-1], choices)):
+        if matches and (letter := _letter_of(matches[-1], choices)):
             return letter
     return None
 

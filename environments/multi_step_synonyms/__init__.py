@@ -82,17 +82,17 @@ class MultiStepSynonyms(ResourcesServer):
 
     async def verify(self, request: SynonymsRequest) -> SynonymsVerdict:
         expected = request.expected_synonym_values
-        given = _handed_in(request.response)
-        right = same_value(given, expected)
-        numbers = {n for n in given if isinstance(n, int | float) and not isinstance(n, bool)}
+        words = _handed_in(request.response)
+        right = same_value(words, expected)
+        numbers = {n for n in words if isinstance(n, int | float) and not isinstance(n, bool)}
         overlap = len(numbers & set(expected)) / len(set(expected))
         return SynonymsVerdict(
             reward=float(right),
-            reason=None if right else f"expected the values {expected}, got {excerpt(given)}",
-            parsed_synonym_values=_integers(given),
+            reason=None if right else f"expected the values {expected}, got {excerpt(words)}",
+            parsed_synonym_values=_integers(words),
             accuracy=right,
             set_overlap=overlap,
-            original_term_minefield_hit=request.minefield_label in given
+            original_term_minefield_hit=request.minefield_label in words
             or request.minefield_label_value in numbers,
             order_instruction_following_failure=not right and overlap == 1.0,
         )

@@ -162,11 +162,11 @@ def answer_in(text: str) -> str:
     The last pair ``<answer>...</answer>`` counts, also if it is empty (what is opened before it, and has no
     end, is prose); without one, the last ``\boxed{}`` that is not; without that, the whole text.
     """
-    found, place = None, 0
+    answer, place = None, 0
     while (end := text.find(_CLOSE, place)) >= 0:
         if (start := text.rfind(_OPEN, place, end)) >= 0:
-            found = text[start + len(_OPEN) : end]
+            answer = text[start + len(_OPEN) : end]
         place = end + len(_CLOSE)
-    if found is not None:
-        return found.strip()
+    if answer is not None:
+        return answer.strip()
     return last_box_text(text.strip()) or text.strip()

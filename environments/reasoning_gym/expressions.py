@@ -56,7 +56,7 @@ def read(
     """The value of an expression, in which ``^`` is ``**``. ``constant`` makes a value of a number; values
     have those operators that are allowed. Raises NotAnExpression: anything else is in it, or it is too large.
     """
-    known = functions or {}
+    callables = functions or {}
 
     def value(node: ast.AST, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -74,8 +74,8 @@ def read(
                 return -value(inner, depth + 1)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ALL:
                 return _ALL[type(op)](value(left, depth + 1), value(right, depth + 1))
-            case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in known:
-                return known[name](value(argument, depth + 1))
+            case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in callables:
+                return callables[name](value(argument, depth + 1))
         what = node.id if isinstance(node, ast.Name) else type(node).__name__
         raise NotAnExpression(f"{what[:40]} is not allowed in it")
 

@@ -63,14 +63,14 @@ def _game(answer: str, item: Item, *, close: float, target: int | None = None) -
     target = item["metadata"]["target"] if target is None else target
     wanted = sorted(map(Fraction, numbers))
     try:
-        found = arithmetic(answer)
+        expression = arithmetic(answer)
     except NotAnExpression as error:
         raise Unsolved(f"it is no expression of numbers: {error}", _WRONG) from None
-    if sorted(found.numbers) != wanted:
-        used, given = (" ".join(map(str, some)) for some in (found.numbers, numbers))
+    if sorted(expression.numbers) != wanted:
+        used, given = (" ".join(map(str, some)) for some in (expression.numbers, numbers))
         raise Unsolved(f"it uses the numbers {used[:100]}, and these are given: {given}", close)
-    if found.value != target:
-        raise Unsolved(f"it makes {str(found.value)[:40]}, and not {target}", close)
+    if expression.value != target:
+        raise Unsolved(f"it makes {str(expression.value)[:40]}, and not {target}", close)
 
 
 def _bitwise_arithmetic(answer: str, item: Item) -> None:
@@ -126,8 +126,8 @@ _STRANGE = re.compile(r"(?<![a-z])[+-]?(?:s?nan\d*|inf(?:inity)?)[ij]?(?![a-z])"
 
 def strange_number(answer: str, item: Item) -> bool:
     """Whether an answer has a number that is none, unless the item has: ``nan`` is near to every number."""
-    given = f"{item.get('question')} {item.get('answer')}"
-    return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
+    texts = f"{item.get('question')} {item.get('answer')}"
+    return bool(_STRANGE.search(answer)) and not _STRANGE.search(texts)
 
 
 def as_spelled(gold: str | None, answer: str) -> str:
@@ -150,8 +150,8 @@ _DAYS = re.compile(r"[+-]?\d+(?:\s+days?)?", re.IGNORECASE)
 
 
 def _other_number(answer: str, item: Item) -> str | None:
-    found = {float(number.replace(",", "")) for number in _NUMBER.findall(answer)}
-    alone = found == {float(item["answer"])}
+    numbers = {float(number.replace(",", "")) for number in _NUMBER.findall(answer)}
+    alone = numbers == {float(item["answer"])}
     return _denied(answer, item) if alone else "it has another number, or several"
 
 
@@ -172,8 +172,8 @@ def _other_integer(answer: str, item: Item) -> str | None:
 
 
 def _other_probability(answer: str, item: Item) -> str | None:
-    given, gold = (float(Fraction(text.replace(",", "").strip())) for text in (answer, item["answer"]))
-    return None if math.isclose(given, gold, rel_tol=1e-3) else "it is another probability"
+    value, gold = (float(Fraction(text.replace(",", "").strip())) for text in (answer, item["answer"]))
+    return None if math.isclose(value, gold, rel_tol=1e-3) else "it is another probability"
 
 
 def _other_board(answer: str, item: Item) -> str | None:
@@ -181,14 +181,14 @@ def _other_board(answer: str, item: Item) -> str | None:
 
 
 def _other_numbers(answer: str, item: Item) -> str | None:
-    given, gold = (json.loads(text.replace("'", '"')) for text in (answer, item["answer"]))
-    same = list(map(float, given)) == list(map(float, gold))
+    values, gold = (json.loads(text.replace("'", '"')) for text in (answer, item["answer"]))
+    same = list(map(float, values)) == list(map(float, gold))
     return None if same else "it has other numbers than those that were to be sorted"
 
 
 def _other_list(answer: str, item: Item) -> str | None:
-    given = re.split(r",\s*", answer.strip())
-    return None if given == item["metadata"]["sorted_words"] else "it has other words"
+    words = re.split(r",\s*", answer.strip())
+    return None if words == item["metadata"]["sorted_words"] else "it has other words"
 
 
 def _several_intervals(answer: str, item: Item) -> str | None:

@@ -112,10 +112,10 @@ def similarity(expected: str, answer: str) -> float:
     # Near as they stand, the same without LaTeX, near without LaTeX: a number is no neighbour of itself.
     if _near(_measured(expected), _measured(answer)):
         return NEAR
-    wanted, given = _measured(expected, plain=True), _measured(answer, plain=True)
-    if wanted.text == given.text and _compatible(wanted, given):
+    wanted, candidate = _measured(expected, plain=True), _measured(answer, plain=True)
+    if wanted.text == candidate.text and _compatible(wanted, candidate):
         return 1.0
-    return NEAR if _near(wanted, given) else 0.0
+    return NEAR if _near(wanted, candidate) else 0.0
 
 
 def _base(text: str) -> str:
@@ -180,10 +180,10 @@ def _near(expected: _Measured, answer: _Measured) -> bool:
     if first is None or second is None or not _compatible(expected, answer):
         return False
     try:
-        wanted, given = float(first), float(second)
+        wanted, candidate = float(first), float(second)
     except OverflowError:
         return False
-    error = abs(given - wanted) / max(abs(wanted), 1e-9)
+    error = abs(candidate - wanted) / max(abs(wanted), 1e-9)
     return max(0.0, 1.0 - error) ** 2 > NEAR  # for two infinities the error is NaN: not near
 
 

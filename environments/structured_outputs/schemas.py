@@ -92,8 +92,8 @@ def _strict(schema: Any) -> Any:
 
 def _matches(pattern: str, text: str) -> bool:
     try:
-        found = regex.search(ecma(pattern), text, timeout=_PATTERN_SECONDS, concurrent=True)
-        return found is not None
+        match = regex.search(ecma(pattern), text, timeout=_PATTERN_SECONDS, concurrent=True)
+        return match is not None
     except TimeoutError:
         raise jsonschema.ValidationError(f"{text[:80]!r} took too long to match {pattern!r}") from None
     except regex.error as error:
@@ -177,12 +177,12 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: JSO
 
 def _unique_items(validator: Any, unique: bool, value: Any, schema: JSON) -> _Errors:
     if unique and validator.is_type(value, "array"):
-        seen = set()
+        earlier = set()
         for item in map(_frozen, value):
-            if item in seen:
+            if item in earlier:
                 yield jsonschema.ValidationError(f"{str(item)[:80]} occurs twice")
                 return
-            seen.add(item)
+            earlier.add(item)
 
 
 def _frozen(value: Any) -> Hashable:

@@ -243,13 +243,13 @@ def extract_sql(text: str) -> str | None:
 
 def _in_prose(text: str) -> str | None:
     """The last statement that stands in prose: `WITH` and subqueries belong to the statement around them."""
-    found, place = None, 0
+    statement, place = None, 0
     while (start := _BEGINS.search(text, place)) is not None:
         place = _end_of(text, start.end())
-        found = text[start.start() : place]
-    if found is None and (start := _QUERY.search(text)) is not None:
-        found = text[start.start() : _end_of(text, start.end())]
-    return found
+        statement = text[start.start() : place]
+    if statement is None and (start := _QUERY.search(text)) is not None:
+        statement = text[start.start() : _end_of(text, start.end())]
+    return statement
 
 
 def _end_of(text: str, place: int) -> int:

@@ -68,12 +68,12 @@ class SqlRunner(SandboxPool):
         if "error" in wanted:
             what = "sql_context" if wanted["stage"] == "schema" else "the expected query"
             return Execution("undecided", f"{what} does not run: {wanted['error']}")
-        given = await self._run(python, schema, query)
-        if "error" in given:
-            return Execution("failed", given["error"])
+        result = await self._run(python, schema, query)
+        if "error" in result:
+            return Execution("failed", result["error"])
         if not wanted["has_rows"] and wanted["tables"] is None:
             return Execution("undecided", "sql_context has no rows")
-        reason = await asyncio.to_thread(difference, wanted, given)
+        reason = await asyncio.to_thread(difference, wanted, result)
         if reason is None:
             return Execution("same")
         again = await self._run(python, schema, expected)

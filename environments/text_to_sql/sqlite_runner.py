@@ -108,8 +108,8 @@ class _Database:
         rows = None
         for statement in _statements(script):
             cursor = self._connection.execute(statement)
-            found = _Budget(self._max_rows, self._max_bytes).rows(cursor)
-            rows = rows if cursor.description is None else found
+            table_rows = _Budget(self._max_rows, self._max_bytes).rows(cursor)
+            rows = rows if cursor.description is None else table_rows
         return rows
 
     def tables(self) -> dict[str, list[list[Any]]]:
@@ -117,15 +117,15 @@ class _Database:
         names = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT GLOB 'sqlite_*'"
         ).fetchall()
-        found: dict[str, list[list[Any]]] = {}
+        tables: dict[str, list[list[Any]]] = {}
         budget = _Budget(self._max_rows, self._max_bytes)
         for (name,) in names:
             quoted = name.replace('"', '""')
             try:
-                found[name] = budget.rows(self._connection.execute(f'SELECT * FROM "{quoted}"'))
+                tables[name] = budget.rows(self._connection.execute(f'SELECT * FROM "{quoted}"'))
             except sqlite3.OperationalError:
-                found[name] = []
-        return found
+                tables[name] = []
+        return tables
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if action == sqlite3.SQLITE_PRAGMA:

@@ -249,5 +249,5 @@ def _reason(outcome: Outcome, request: ActionRequest) -> str:
         calls = [expected] if isinstance(expected, ExpectedCall) else expected.calls
         wanted = listed(f"{call.name}({call.arguments})" for call in calls)
     made, text = request.response.function_calls, request.response.output_text
-    found = f"the calls {listed_calls(made)}" if made else f"the text {excerpt(text)}"
-    return f"{outcome.category.value}: expected {wanted}, found {found}"
+    called = f"the calls {listed_calls(made)}" if made else f"the text {excerpt(text)}"
+    return f"{outcome.category.value}: expected {wanted}, found {called}"

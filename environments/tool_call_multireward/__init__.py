@@ -71,9 +71,15 @@ class ToolCallMultireward(ResourcesServer):
         expected = request.expected_call
         declared = _declared(request.responses_create_params)
         correct = any(is_call(*call, expected.name, expected.arguments) for call in calls)
-        known = next((call for call in calls if isinstance(call[0], str) and call[0] in declared), None)
-        required = ((declared[known[0]] or {}).get("required") or []) if known else []
-        valid = known is not None and known[1] is not None and all(key in known[1] for key in required)
+        declared_call = next(
+            (call for call in calls if isinstance(call[0], str) and call[0] in declared), None
+        )
+        required = ((declared[declared_call[0]] or {}).get("required") or []) if declared_call else []
+        valid = (
+            declared_call is not None
+            and declared_call[1] is not None
+            and all(key in declared_call[1] for key in required)
+        )
         alone = len(calls) == 1 and "message" not in items
         components = {"correctness": float(correct), "schema_valid": float(valid), "format": float(alone)}
         faults = [
@@ -81,10 +87,10 @@ class ToolCallMultireward(ResourcesServer):
             *([] if valid else ["no call of a declared tool has all its required parameters"]),
             *([] if alone else ["it is not one call and nothing else"]),
         ]
-        made = listed_calls(request.response.function_calls)
+        shown_calls = listed_calls(request.response.function_calls)
         return MultirewardVerdict(
             reward=sum(components.values()),
-            reason=f"{'; '.join(faults)}; the calls made: {made}" if faults else None,
+            reason=f"{'; '.join(faults)}; the calls made: {shown_calls}" if faults else None,
             reward_components=components,
             correctness=float(correct),
             schema_valid=float(valid),

@@ -64,14 +64,14 @@ def records_of(
     (but for letter case; None is no condition).
     """
     wanted = words.casefold().split()
-    found = []
+    records = []
     for record in table.values():
         text = " ".join(record[field] for field in fields).casefold()
         if all(word in text for word in wanted) and all(
             value is None or record[field].casefold() == value.casefold() for field, value in equal.items()
         ):
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def within(day: str, first: date | None, last: date | None) -> bool:

@@ -306,12 +306,12 @@ class Workspace(ResourcesServer):
             await self._end(box)
 
     async def _verdict(self, task: Task, box: Sandbox, done: ExecResult) -> WorkspaceVerdict:
-        told: Any = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}
+        details: Any = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}
         if done.ended != "exit":
-            return WorkspaceVerdict(reward=0.0, reason=f"the tests were killed: {done.ended}", **told)
+            return WorkspaceVerdict(reward=0.0, reason=f"the tests were killed: {done.ended}", **details)
         if not task.reads_reward:
             reason = None if done.ok else f"the tests ended with status {done.status}: {done.text[-_REASON:]}"
-            return WorkspaceVerdict(reward=float(done.ok), reason=reason, **told)
+            return WorkspaceVerdict(reward=float(done.ok), reason=reason, **details)
         await box.exec("kill -9 -1", timeout=60, user=0)  # nobody writes any more
         for name in _ANSWERS:
             try:
@@ -319,11 +319,11 @@ class Workspace(ResourcesServer):
             except SandboxRefused:
                 continue
             except ValueError as error:
-                return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **told)
+                return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **details)
             reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
             reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
-            return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **told)
-        return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **told)
+            return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **details)
+        return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **details)
 
 
 @contextmanager

@@ -154,8 +154,8 @@ class _Step:
     def _found(self, source: str) -> list[tuple[str, bytes, int | None]]:
         """Name, content and mode of files; of a folder an archive, and no mode."""
         context = self._folder.resolve()
-        found = [context] if source.strip("/") in ("", ".") else sorted(context.glob(source.lstrip("/")))
-        inside = [path for path in found if path.resolve().is_relative_to(context)]
+        paths = [context] if source.strip("/") in ("", ".") else sorted(context.glob(source.lstrip("/")))
+        inside = [path for path in paths if path.resolve().is_relative_to(context)]
         if not inside:
             raise SandboxRefused(f"there is no {source} in {context}")
         return [

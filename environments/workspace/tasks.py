@@ -125,7 +125,7 @@ class _Environment(BaseModel):
         """The box that it asks for. Of a network, there is all or nothing."""
         if self.gpus or self.os.lower() != "linux" or self.network_mode == "allowlist":
             raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
-        given: JSON = {
+        settings: JSON = {
             "network": "none" if self.network_mode == "no-network" else "full",
             "image": self.docker_image,
             "env": self.env,
@@ -134,7 +134,7 @@ class _Environment(BaseModel):
             "memory_mb": self.memory_mb,
             "disk_mb": self.storage_mb,
         }
-        return SandboxSpec(**{key: value for key, value in given.items() if value is not None})
+        return SandboxSpec(**{key: value for key, value in settings.items() if value is not None})
 
 
 class _Verifier(_Phase):
@@ -203,10 +203,10 @@ class HarborRows:
     def rows(self, folder: Path) -> Iterator[JSON]:
         """Rows of the task that a folder is, or of the tasks that it has."""
         files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
-        found = [file.parent for file in files if file.is_file()]
-        if not found:
+        folders = [file.parent for file in files if file.is_file()]
+        if not folders:
             raise InvalidRequest(f"{folder} has no task.toml, nor has a folder in it")
-        for task in found:
+        for task in folders:
             instruction = task / "instruction.md"
             text = instruction.read_text("utf-8") if instruction.is_file() else ""
             yield {

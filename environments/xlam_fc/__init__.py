@@ -49,26 +49,27 @@ class XlamFc(ResourcesServer):
     async def verify(self, request: XlamRequest) -> XlamVerdict:
         expected = request.expected_answers
         calls = request.response.function_calls
-        given = [(call.get("name"), decoded_arguments(call)) for call in calls]
+        decoded = [(call.get("name"), decoded_arguments(call)) for call in calls]
         fits = [
-            [i for i, call in enumerate(given) if is_call(*call, one.name, one.arguments)] for one in expected
+            [i for i, call in enumerate(decoded) if is_call(*call, one.name, one.arguments)]
+            for one in expected
         ]
-        made = pair_up(fits)
-        right = len(made) == len(expected) == len(given)
-        missing = [one for number, one in enumerate(expected) if number not in made]
+        pairs = pair_up(fits)
+        right = len(pairs) == len(expected) == len(decoded)
+        missing = [one for number, one in enumerate(expected) if number not in pairs]
         return XlamVerdict(
             reward=float(right),
             reason=None if right else _reason(missing, calls, len(expected)),
             num_expected=len(expected),
-            num_predicted=len(given),
-            num_correct=len(made),
-            predicted_calls=[{"name": name, "arguments": {} if a is None else a} for name, a in given],
+            num_predicted=len(decoded),
+            num_correct=len(pairs),
+            predicted_calls=[{"name": name, "arguments": {} if a is None else a} for name, a in decoded],
         )
 
 
 def _reason(missing: list[ExpectedCall], calls: list[dict[str, Any]], num_expected: int) -> str:
-    made = listed_calls(calls)
+    shown_calls = listed_calls(calls)
     if missing:
         first = missing[0]
-        return f"no call is {first.name}({excerpt(first.arguments)}); the calls made: {made}"
-    return f"{num_expected} calls were expected, and {len(calls)} made: {made}"
+        return f"no call is {first.name}({excerpt(first.arguments)}); the calls made: {shown_calls}"
+    return f"{num_expected} calls were expected, and {len(calls)} made: {shown_calls}"

@@ -49,10 +49,10 @@ async def answer_here(call: Call, runners: Sequence[ServerRunner], queue: Queue 
         if call.op == LIST:
             queued = [] if queue is None else [c for c in queue.queued() if c.call.op in _OPERATIONS]
             return Reply.of(_listed(agents, queued if agents else []))
-        asked = exact_json(call.body)
+        body = exact_json(call.body)
         if call.op == STOP:
-            return Reply.of(_stopped(agents, queue, asked["number"]))
-        return Reply.of(await _looked(agents, asked["number"], asked["known"]))
+            return Reply.of(_stopped(agents, queue, body["number"]))
+        return Reply.of(await _looked(agents, body["number"], body["known"]))
     except GymError as error:
         return Reply.failed(error)
 
@@ -104,25 +104,25 @@ def _stopped(agents: Sequence[AgentServer], queue: Queue | None, number: str) ->
             return {"stopped": True}
         raise Conflict("the episode waits no more; look for it among those that run")
     for agent in agents:
-        if (found := agent.live.get(_number(number))) is not None:
-            if isinstance(found, EndedEpisode):
+        if (episode := agent.live.get(_number(number))) is not None:
+            if isinstance(episode, EndedEpisode):
                 raise Conflict("the episode has ended already")
-            found.stop()
+            episode.stop()
             return {"stopped": True}
     raise NotFound(GONE)
 
 
 async def _looked(agents: Sequence[AgentServer], number: str, known: str | None) -> JSON:
     for agent in agents:
-        found = agent.live.get(_number(number))
-        if found is None:
+        episode = agent.live.get(_number(number))
+        if episode is None:
             continue
-        summary = {"agent": agent.name, **found.summary()}
-        if isinstance(found, EndedEpisode):
-            return {**summary, "version": "ended", "rollout": exact_json(found.body)}
-        if (version := found.version) == known:
+        summary = {"agent": agent.name, **episode.summary()}
+        if isinstance(episode, EndedEpisode):
+            return {**summary, "version": "ended", "rollout": exact_json(episode.body)}
+        if (version := episode.version) == known:
             return {**summary, "version": version}
-        return {**summary, "version": version, "rollout": await found.so_far(agent.name)}
+        return {**summary, "version": version, "rollout": await episode.so_far(agent.name)}
     raise NotFound(GONE)
 
 

@@ -24,18 +24,18 @@ Prefix = tuple[int, bytes]
 
 def prefixes(items: Sequence[JSON]) -> list[Prefix]:
     """The ends of all turns of a conversation, in order; turns without content are none."""
-    found: list[Prefix] = []
+    marks: list[Prefix] = []
     value = b""
     for end, turn in _turns(items):
         value = hashlib.sha256(value + _bytes(turn)).digest()
-        found.append((end, value))
-    return found
+        marks.append((end, value))
+    return marks
 
 
 def digest(items: Sequence[JSON]) -> bytes:
     """The digest of a whole conversation."""
-    found = prefixes(items)
-    return found[-1][1] if found else b""
+    marks = prefixes(items)
+    return marks[-1][1] if marks else b""
 
 
 def is_said(item: JSON) -> bool:
@@ -46,9 +46,9 @@ def is_said(item: JSON) -> bool:
 
 def _turns(items: Sequence[JSON]) -> Iterator[tuple[int, Any]]:
     end = 0
-    for said, group in groupby(items, key=is_said):
+    for is_own, group in groupby(items, key=is_said):
         run = list(group)
-        if said:
+        if is_own:
             end += len(run)
             if turn := _assistant_turn(run):
                 yield end, turn

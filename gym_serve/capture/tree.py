@@ -89,11 +89,11 @@ def with_bundle(items: list[JSON], parent: Node | None, begins: int) -> list[JSO
     """
     if parent is None or not begins:
         return items
-    said = list(_with_arguments(items[:begins], parent))
+    recorded = list(_with_arguments(items[:begins], parent))
     bundle = bundle_of(parent.response)
-    if bundle is not None and is_said(said[-1]):
-        said[-1] = {**said[-1], **bundle}
-    return [*said, *items[begins:]]
+    if bundle is not None and is_said(recorded[-1]):
+        recorded[-1] = {**recorded[-1], **bundle}
+    return [*recorded, *items[begins:]]
 
 
 def _with_arguments(items: list[JSON], parent: Node) -> Iterator[JSON]:

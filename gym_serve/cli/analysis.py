@@ -77,20 +77,22 @@ def profile(
     from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_asked, read_rollouts
     from gym_serve.rollouts.rows import Problems
 
-    problems, found = Problems(), RewardProfile(solved_at, failures, worst=top)
+    problems, reward_profile = Problems(), RewardProfile(solved_at, failures, worst=top)
     task_key = TaskKey(key)
     for rollout in read_rollouts(rollouts, task_key, problems):
-        found.add(rollout)
+        reward_profile.add(rollout)
     asked = read_asked(rollouts, task_key)
     written = None
     if output is not None:
-        written = _write_rows(rollouts[0], found, output)
-    summary = found.summary(top, asked.rollouts)
+        written = _write_rows(rollouts[0], reward_profile, output)
+    summary = reward_profile.summary(top, asked.rollouts)
     failed = failures_of(rollouts)
     if as_json:
-        _print_profile_json(found, summary, asked, failed, problems)
+        _print_profile_json(reward_profile, summary, asked, failed, problems)
     else:
-        _print_profile(rollouts[0] if key == "_ng_task_index" else None, found, summary, asked, failed)
+        _print_profile(
+            rollouts[0] if key == "_ng_task_index" else None, reward_profile, summary, asked, failed
+        )
     if written is not None:
         echo(f"{written:,} rows to train on next: {output}", err=as_json)
     if not as_json:
@@ -389,11 +391,11 @@ def calibrate(
     records = read_records(rollouts)
     if label is None:
         label, records = _CORRECTED, _corrected(rollouts, records)
-    found = Calibration.of(_labelled(records, label, score, at))
+    calibration = Calibration.of(_labelled(records, label, score, at))
     if as_json:
-        print_json({"ok": True, **found.to_json()})
+        print_json({"ok": True, **calibration.to_json()})
     else:
-        _print_calibration(found)
+        _print_calibration(calibration)
 
 
 def _corrected(rollouts: Path, records: Iterator[JSON]) -> Iterator[JSON]:

@@ -58,13 +58,13 @@ def conform(
     chosen = next((known for known in KINDS if known == kind), None)
     if chosen is None:
         raise typer.BadParameter(f"must be one of {', '.join(KINDS)}, got {kind!r}", param_hint="--kind")
-    given = None if row is None else row_of(row)
+    example = None if row is None else row_of(row)
     headers = {} if auth_token is None else {"authorization": f"Bearer {auth_token}"}
     cases = load_fixtures(fixtures) if fixtures is not None else []
     results: list[Result] = []
 
     async def check() -> None:
-        async for result in check_conformance(url, chosen, given, cases, headers):
+        async for result in check_conformance(url, chosen, example, cases, headers):
             results.append(result)
             if not as_json:
                 why = f": {result.details['why']}" if result.state == "skipped" else ""

@@ -89,9 +89,9 @@ def row_of(text: str) -> JSON:
         except orjson.JSONDecodeError as error:
             raise InvalidRequest(f"ROW is invalid JSON: {error}") from None
     path, _, line = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "1")
-    found = next(islice(read_rows(Path(path)), int(line) - 1, None), None)
-    if found is None:
+    row = next(islice(read_rows(Path(path)), int(line) - 1, None), None)
+    if row is None:
         raise InvalidRequest(f"{path} has no row {line}")
-    if found.row is None:
-        raise InvalidRequest(f"{found.where}: {found.problem}")
-    return found.row
+    if row.row is None:
+        raise InvalidRequest(f"{row.where}: {row.problem}")
+    return row.row

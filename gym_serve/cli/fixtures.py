@@ -86,9 +86,9 @@ def _class_of(environment: str) -> type[ResourcesServer]:
     from gym_serve.graph.classes import find_class
     from gym_serve.servers import ResourcesServer
 
-    found: Any
+    cls: Any
     try:
-        found = find_class("resources", environment)
+        cls = find_class("resources", environment)
     except GraphError:
         if ":" in environment or not Path(environment, "__init__.py").is_file():
             raise
@@ -108,8 +108,8 @@ def _class_of(environment: str) -> type[ResourcesServer]:
             raise NotFound(
                 f"the package {environment} has {len(classes)} environments; write {environment}:Class"
             ) from None
-        found = classes[0]
-    return found  # type: ignore[no-any-return]
+        cls = classes[0]
+    return cls  # type: ignore[no-any-return]
 
 
 def _fixtures_of(cls: type[ResourcesServer]) -> Path:

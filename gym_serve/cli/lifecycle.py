@@ -181,9 +181,9 @@ def _applications() -> dict[str, Any]:
     for name, application in applications.items():
         asked = [server for server in application["servers"] if server != GATEWAY]
         loads = asyncio.run(reports_of(name, asked))
-        found = pressure(loads, ())["servers"]
+        by_server = pressure(loads, ())["servers"]
         for server, state in application["servers"].items():
-            state["autoscaling"] = found[server]["autoscaling"] if server in found else None
+            state["autoscaling"] = by_server[server]["autoscaling"] if server in by_server else None
     return applications
 
 
@@ -206,8 +206,11 @@ def _scaling(asked: JSON | None) -> str:
 def _reasons(applications: dict[str, Any]) -> Iterator[str]:
     for name, application in applications.items():
         servers = application["servers"].items()
-        told = {name: application["message"], **{f"{name}.{server}": s["message"] for server, s in servers}}
-        yield from (f"{place}: {message}" for place, message in told.items() if message)
+        messages = {
+            name: application["message"],
+            **{f"{name}.{server}": s["message"] for server, s in servers},
+        }
+        yield from (f"{place}: {message}" for place, message in messages.items() if message)
 
 
 def down(

@@ -113,21 +113,21 @@ def _start() -> LocalRay:
                 "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a single node has nowhere to drain to
             },
         )
-        found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, str(ray_folder()), str(files))
-        file.write(json.dumps(asdict(found)))
+        local_ray = LocalRay(f"127.0.0.1:{port}", mode, process.pid, str(ray_folder()), str(files))
+        file.write(json.dumps(asdict(local_ray)))
     try:
         os.environ.setdefault(_AUTH, mode)  # Ray reads it when it is imported
         import_ray()  # takes seconds, in which that Ray starts
         deadline = time.monotonic() + _START_SECONDS
-        while not _is_written(found):
+        while not _is_written(local_ray):
             if process.poll() is not None or time.monotonic() > deadline:
-                said = state.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines() or [""]
-                raise RuntimeError(f"{said[-1]} (see {state.with_suffix('.log')})")
+                lines = state.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines() or [""]
+                raise RuntimeError(f"{lines[-1]} (see {state.with_suffix('.log')})")
             time.sleep(0.05)
     except BaseException:
-        stop(found)
+        stop(local_ray)
         raise
-    return found
+    return local_ray
 
 
 def stop(ray: LocalRay) -> None:
@@ -180,16 +180,16 @@ def is_own(address: str | None) -> bool:
 def find(address: str | None) -> str:
     """Like `use`, and by default the only Ray of this machine, e.g. that of ``serve run``. Raises
     Unavailable: no Ray runs; BadRequest: several run."""
-    if (given := use(address)) is not None:
-        return given
-    found = _running()
-    if not found:
+    if (named := use(address)) is not None:
+        return named
+    running = _running()
+    if not running:
         raise Unavailable("No Ray runs on this machine. Start one with a graph: gym-serve up FILE")
-    if len(found) > 1:
+    if len(running) > 1:
         raise BadRequest(
-            f"Several Rays run on this machine. Choose one with --address: {', '.join(sorted(found))}"
+            f"Several Rays run on this machine. Choose one with --address: {', '.join(sorted(running))}"
         )
-    ((place, mode),) = found.items()
+    ((place, mode),) = running.items()
     os.environ.setdefault(_AUTH, mode)
     return place
 
@@ -237,7 +237,7 @@ def _running() -> dict[str, str]:
 
     Rays with their files elsewhere are left out.
     """
-    found, folders = {}, _folders()
+    rays, folders = {}, _folders()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
             program, *arguments = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
@@ -246,8 +246,8 @@ def _running() -> dict[str, str]:
             if program.endswith("/raylet") and folder in folders:
                 environment = (process / "environ").read_bytes().decode("utf-8", "replace").split("\0")
                 modes = [value for name, _, value in (v.partition("=") for v in environment) if name == _AUTH]
-                found[options["--gcs-address"]] = modes[0] if modes else "disabled"
-    return found
+                rays[options["--gcs-address"]] = modes[0] if modes else "disabled"
+    return rays
 
 
 def _forget_address(ray: LocalRay) -> None:
@@ -285,9 +285,9 @@ def _auth_mode() -> str:
         return mode
     if not (os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").is_file()):
         command = [*_RAY, "get-auth-token", "--generate"]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode != 0:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
             raise Unavailable(
-                f"Ray wrote no token: {made.stderr.strip()[-250:]}; put one into RAY_AUTH_TOKEN"
+                f"Ray wrote no token: {result.stderr.strip()[-250:]}; put one into RAY_AUTH_TOKEN"
             )
     return "token"

@@ -68,11 +68,13 @@ def merge(
 
     outputs = Outputs.of(output)
     with ExitStack() as stack:
-        asked = None
+        own_metrics = None
         if attach is not None or url is not None:
             target = Target(None, attach, url, address, auth_token)
-            asked = _aggregate_of(stack.enter_context(target.open()))
-        metrics = asyncio.run(merge_runs(shards, output, asked, lambda agent: _declared(outputs, agent)))
+            own_metrics = _aggregate_of(stack.enter_context(target.open()))
+        metrics = asyncio.run(
+            merge_runs(shards, output, own_metrics, lambda agent: _declared(outputs, agent))
+        )
         report = _report(outputs, metrics)
     print_report(report, as_json=as_json, failures=failures)
     if missing := report.progress.remaining:

@@ -79,13 +79,13 @@ def _write(folder: Path, discovery: Path | None, targets: list[str], ray_boards:
 
 
 def _prometheus(discovery: Path | None, targets: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"static_configs": [{"targets": targets}]}
+    discovery_config: dict[str, Any] = {"static_configs": [{"targets": targets}]}
     if discovery is not None:
-        found = {"file_sd_configs": [{"files": [str(discovery)]}]}
+        discovery_config = {"file_sd_configs": [{"files": [str(discovery)]}]}
     return {
         "global": {"scrape_interval": _SCRAPE, "evaluation_interval": _SCRAPE},
         "rule_files": ["rules.yml"],
-        "scrape_configs": [{"job_name": "ray", **found}],
+        "scrape_configs": [{"job_name": "ray", **discovery_config}],
     }
 
 

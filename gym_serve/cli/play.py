@@ -87,8 +87,8 @@ def play(
         console.width = _WIDTH
     policy = _policy(model, human=human)
     graph, agent = _graph(source, policy, set_ or [], application)
-    given = row_of(row or str(example_rows(graph, agent, "ROW")))
-    task = {"_ng_rollout_id": "play", **_prompted(given, prompt)}
+    row_text = row_of(row or str(example_rows(graph, agent, "ROW")))
+    task = {"_ng_rollout_id": "play", **_prompted(row_text, prompt)}
     if not _is_file(source):
         task["agent_ref"] = {"name": agent}  # the example rows name the agent of another graph
     chosen = agent_name(task) or agent
@@ -173,14 +173,14 @@ class _Transcript:
         if call.op != "v1/responses":
             return
         sent = orjson.loads(call.body)
-        given = input_items(sent["input"])
+        items = input_items(sent["input"])
         if self._known is None:
             self._tools(sent.get("tools") or [])
         else:  # outputs of tools are shown with their calls
-            for item in given[self._known :]:
+            for item in items[self._known :]:
                 if item.get("type", "message") == "message" and item.get("role") != "assistant":
                     self._item(item)
-        self._known = len(given)
+        self._known = len(items)
 
     def answered(self, call: Call, reply: Reply, seconds: float) -> None:
         """A model call has ended; a failed one ends the episode, whose failure says why."""

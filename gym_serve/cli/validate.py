@@ -41,22 +41,22 @@ def validate(
     if len(files) == 1:
         _print_graph(resolve_file(files[0], set_, application), as_json=as_json)
         return
-    found: dict[str, Any] = {}
+    graphs: dict[str, Any] = {}
     for file in files:
         try:
             graph = resolve_file(file, set_, application)
         except GymError as error:
-            found[str(file)] = {"ok": False, "error": error.message}
+            graphs[str(file)] = {"ok": False, "error": error.message}
             if not as_json:
                 echo(f"{file}: {error.message}", err=True)
             continue
-        found[str(file)] = _as_json(graph)
+        graphs[str(file)] = _as_json(graph)
         if not as_json:
             echo(f"\n{file}")
             _print_graph(graph)
-    ok = all(one["ok"] for one in found.values())
+    ok = all(one["ok"] for one in graphs.values())
     if as_json:
-        print_json({"ok": ok, "files": found})
+        print_json({"ok": ok, "files": graphs})
     if not ok:
         raise typer.Exit(1)
 

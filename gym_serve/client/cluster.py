@@ -242,9 +242,9 @@ def _check_reachable(address: str) -> None:
     except (OSError, OverflowError) as error:
         problem = str(error)
     if problem is not None:
-        given = os.environ.get("RAY_ADDRESS") == named
-        hint = "unset RAY_ADDRESS, or correct it" if given else "start one with `ray start --head`"
-        raise Unavailable(f"no Ray cluster at {'RAY_ADDRESS=' * given}{named}: {problem}; {hint}")
+        is_variable = os.environ.get("RAY_ADDRESS") == named
+        hint = "unset RAY_ADDRESS, or correct it" if is_variable else "start one with `ray start --head`"
+        raise Unavailable(f"no Ray cluster at {'RAY_ADDRESS=' * is_variable}{named}: {problem}; {hint}")
 
 
 def _is_ray(address: str) -> bool:

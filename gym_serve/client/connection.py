@@ -102,8 +102,8 @@ class Connection:
 
     async def policy(self, transport: Transport) -> JSON:
         """The ``weight_version`` of a model, and whether it is ``paused``."""
-        found: JSON = (await transport.call(Call(VERSION))).json()
-        return found
+        state: JSON = (await transport.call(Call(VERSION))).json()
+        return state
 
     async def replicas(self, server: str) -> Mapping[str, Callable[[Call], Awaitable[Reply]]]:
         """How to call each replica of a server that runs now, by its name."""
@@ -233,8 +233,8 @@ class HttpConnection(Connection):
         return await page(f"{self.url}/{transport.server}/policy/version", self._headers)
 
     async def updates(self, model: str) -> int:
-        told = await page(f"{self.url}/{model}/policy/version", self._headers)
-        return int(told["updates"])
+        answer = await page(f"{self.url}/{model}/policy/version", self._headers)
+        return int(answer["updates"])
 
     async def _steer(self, model: str, what: str, body: JSON) -> None:
         await page(f"{self.url}/{model}/policy/{what}", self._headers, body=body)
@@ -267,11 +267,11 @@ async def page(
     except httpx.HTTPError as error:
         raise Unavailable(f"no gym_serve graph answers at {url}: {type(error).__name__}: {error}") from error
     try:
-        found = orjson.loads(answer.content)
+        content = orjson.loads(answer.content)
     except orjson.JSONDecodeError:
-        found = answer.text
+        content = answer.text
     if answer.status_code not in fine:
-        raise error_from_body(answer.status_code, found)
-    if not isinstance(found, dict):
-        raise Unavailable(f"no gym_serve graph answers at {url}; the answer there is {str(found)[:200]!r}")
-    return found
+        raise error_from_body(answer.status_code, content)
+    if not isinstance(content, dict):
+        raise Unavailable(f"no gym_serve graph answers at {url}; the answer there is {str(content)[:200]!r}")
+    return content

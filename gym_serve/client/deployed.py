@@ -307,10 +307,10 @@ def attach(name: str, address: str | None) -> ClusterConnection:
             )
         if not _is_graph(applications[name]):
             raise NotFound(f"the application {name!r} is no graph of gym_serve, or is still being built")
-        found = _described(name)
+        description = _described(name)
         url = f"{cluster.http}{route_prefix(name).rstrip('/')}"
         return ClusterConnection(
-            cluster, name=name, public=found.public, url=url, default_agent=found.default_agent
+            cluster, name=name, public=description.public, url=url, default_agent=description.default_agent
         )
     except BaseException:
         cluster.leave()
@@ -364,7 +364,7 @@ def states(name: str) -> dict[str, JSON]:
     their state; none where no gateway answers."""
     gateway: Any = DeploymentHandle(GATEWAY, name)
     try:
-        found = gateway.states.remote().result(timeout_s=_STATES_SECONDS, _skip_asyncio_check=True)
+        reported = gateway.states.remote().result(timeout_s=_STATES_SECONDS, _skip_asyncio_check=True)
     except (RayError, RayServeException, TimeoutError):
         return {}
     return {
@@ -373,7 +373,7 @@ def states(name: str) -> dict[str, JSON]:
             "message": state.get("message", ""),
             "replicas": state.get("replicas", {}),
         }
-        for server, state in found.items()
+        for server, state in reported.items()
     }
 
 
@@ -407,8 +407,8 @@ def _is_graph(application: ApplicationStatusOverview) -> bool:
 def _described(name: str) -> Description:
     gateway: Any = DeploymentHandle(GATEWAY, name)
     try:
-        asked = gateway.describe.remote()
-        description: Description = asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
+        reply = gateway.describe.remote()
+        description: Description = reply.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
     except TimeoutError:
         raise Unavailable(f"the gateway of {name!r} does not answer") from None
     return description

@@ -236,9 +236,9 @@ class BaseGym:
             version=core.policy_updates,
             compare=client.compare,
         )
-        made = GroupStream(feed, core.taken)
-        core.streams.add(made)
-        return made
+        groups_stream = GroupStream(feed, core.taken)
+        core.streams.add(groups_stream)
+        return groups_stream
 
     def spending(self, budget: Budget | None = None) -> Spending:
         """A count of what model calls use and cost, at this graph's prices, for any number of `groups` calls.

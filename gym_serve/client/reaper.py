@@ -71,12 +71,12 @@ class Reaper:
 def marked(mark: str) -> dict[int, str]:
     """Command lines, by process id, of the processes with a variable in their environment. ``mark``:
     ``NAME=value``."""
-    found = {}
+    processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to another user
             if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+                processes[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return processes
 
 
 def _kill(processes: Iterable[int]) -> None:

@@ -208,8 +208,8 @@ class RolloutClient(RolloutBackend):
     async def comparer(self) -> Compare | None:
         """`compare`, if any environment of the graph has that operation."""
         environments = {str(agent.get("resources")) for agent in self._agents.values()}
-        known = environments & (self._graph.get("resources") or {}).keys()
-        has = [await loop.run(self._has_compare(name)) for name in sorted(known)]
+        own = environments & (self._graph.get("resources") or {}).keys()
+        has = [await loop.run(self._has_compare(name)) for name in sorted(own)]
         return self.compare if any(has) else None
 
     def prices(self) -> Mapping[str, Prices]:
@@ -255,8 +255,8 @@ class RolloutClient(RolloutBackend):
         resources = EnvironmentClient(self._transport(name))
         reply = await resources.call("compare", body)
         with suppress(orjson.JSONDecodeError):  # `decode` says what is wrong with it
-            told = orjson.loads(reply.body)
-            meter.merge(told.get(USAGE_FIELD) if isinstance(told, dict) else None)
+            rewards = orjson.loads(reply.body)
+            meter.merge(rewards.get(USAGE_FIELD) if isinstance(rewards, dict) else None)
         answer: JSON = resources.decode(reply)
         return answer
 

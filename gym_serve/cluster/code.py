@@ -42,17 +42,17 @@ _NO_CODE = {"__pycache__", "venv"}
 def own_code(cls: type) -> list[Path]:
     """What a class needs that is installed nowhere: folders of packages, and files of single modules,
     sorted."""
-    found: dict[Path, None] = {}
-    ahead, seen = [_top(cls.__module__)], set()
+    files: dict[Path, None] = {}
+    ahead, visited = [_top(cls.__module__)], set()
     while ahead:
-        if (name := ahead.pop()) in seen:
+        if (name := ahead.pop()) in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         for place in _places(name):
-            found[place] = None
+            files[place] = None
             for file in _python(place):
                 ahead += _imported_by(file, file.stat().st_mtime_ns)
-    return sorted(found)
+    return sorted(files)
 
 
 def code_hash(cls: type) -> str:
@@ -104,8 +104,12 @@ def ship(graph: Graph) -> dict[str, str]:
 
 def with_code(runtime_env: Mapping[str, Any] | None, uris: list[str]) -> dict[str, Any]:
     """A server's ``runtime_env`` with shipped code in it."""
-    given = dict(runtime_env or {})
-    return {**given, "py_modules": [*(given.get("py_modules") or []), *uris]} if uris else given
+    environment = dict(runtime_env or {})
+    return (
+        {**environment, "py_modules": [*(environment.get("py_modules") or []), *uris]}
+        if uris
+        else environment
+    )
 
 
 def _needed(graph: Graph) -> dict[str, list[Path]]:
@@ -138,8 +142,8 @@ def _places(name: str) -> Iterator[Path]:
         spec = find_spec(name)
     if spec is None:
         return
-    found = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
-    for place in map(Path, found):
+    places = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
+    for place in map(Path, places):
         if place.exists() and place.name and not _INSTALLED & set(place.parts):
             yield place.resolve()
 
@@ -155,7 +159,7 @@ def _files(folder: Path) -> list[Path]:
     # Up to the root of the repository; without one, no further than what stands beside the folder.
     above = next((n for n, at in enumerate((folder, *folder.parents)) if (at / ".git").exists()), 1)
     ignored = [ignoring(file) for at in (folder, *folder.parents)[: above + 1] for file in _ignore_file(at)]
-    found = []
+    files = []
     for at, folders, names in os.walk(folder):
         ignored += [ignoring(file) for file in _ignore_file(Path(at)) if Path(at) != folder]
         folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in _NO_CODE)
@@ -163,8 +167,8 @@ def _files(folder: Path) -> list[Path]:
             file = Path(at, name)
             own = file.resolve().is_relative_to(folder) and file.is_file() and not name.startswith(".")
             if own and not any(is_ignored(file) for is_ignored in ignored):
-                found.append(file)
-    return sorted(found)
+                files.append(file)
+    return sorted(files)
 
 
 def _ignore_file(folder: Path) -> Iterator[Path]:

@@ -130,9 +130,9 @@ def _with_shipped(
 
 def deployed_options(node: Node) -> dict[str, Any]:
     """Serve options of a server: gym_serve's defaults, overridden by the file's and by its class's."""
-    given = _given(node.options, _SERVER_DEFAULTS)
-    added = node.cls.deployment_options(node.settings, given) if node.cls is not None else {}
-    return {key: value for key, value in {**given, **added}.items() if value is not None}
+    options = _given(node.options, _SERVER_DEFAULTS)
+    added = node.cls.deployment_options(node.settings, options) if node.cls is not None else {}
+    return {key: value for key, value in {**options, **added}.items() if value is not None}
 
 
 def _given(options: ServerOptions, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ async def health(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     """By server: its state (``ready``, ``starting``, ``unhealthy``, ``unreachable``) and replicas."""
     remote = {name: node for name, node in nodes.items() if node.url is not None}
     own = nodes.keys() - remote.keys()
-    known, elsewhere = await asyncio.gather(_own(own), reached(remote))
-    return {name: elsewhere[name] if name in elsewhere else known[name] for name in nodes}
+    own_health, elsewhere = await asyncio.gather(_own(own), reached(remote))
+    return {name: elsewhere[name] if name in elsewhere else own_health[name] for name in nodes}
 
 
 async def _own(servers: Iterable[str]) -> dict[str, dict[str, Any]]:

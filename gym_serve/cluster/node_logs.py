@@ -28,7 +28,7 @@ class NodeLogs:
 
     def read(self, last: int | None = None) -> list[Record]:
         here = node_address()
-        asked: dict[str, Any] = {}
+        requests: dict[str, Any] = {}
         answers: dict[str, tuple[list[Record], dict[str, int]]] = {}
         for address, node in {n["NodeManagerAddress"]: n["NodeID"] for n in live_nodes()}.items():
             arguments = (self._servers, self._positions.get(address, {}), {**self._only, "last": last})
@@ -37,18 +37,18 @@ class NodeLogs:
             else:
                 there = NodeAffinitySchedulingStrategy(node, soft=False)
                 task = ray.remote(num_cpus=0)(_read).options(scheduling_strategy=there)
-                asked[address] = task.remote(*arguments)
-        for address, answer in asked.items():
+                requests[address] = task.remote(*arguments)
+        for address, answer in requests.items():
             try:
                 answers[address] = ray.get(answer)
             except ray.exceptions.RayError:  # a node that is going takes its files along
                 continue
-        found: list[Record] = []
+        records_found: list[Record] = []
         for address, (records, positions) in answers.items():
             self._positions[address] = positions
             self.found = self.found or bool(positions)
-            found += records
-        return sorted(found, key=lambda record: record.time)
+            records_found += records
+        return sorted(records_found, key=lambda record: record.time)
 
 
 def _read(

@@ -62,13 +62,13 @@ def _problems_there(graph: Graph, shipped: Mapping[str, str], *, checked: bool) 
             yield from _problems_of([node])  # this process's machine and Python are those of the replicas
         elif (place := _place(node)) is not None:
             alike.setdefault((place, repr(environment)), (environment, []))[1].append(node)
-    asked = []
+    checks = []
     for (place, _), (environment, nodes) in alike.items():
         try:
-            asked.append((nodes, _ask(place, nodes, environment)))
+            checks.append((nodes, _ask(place, nodes, environment)))
         except (TypeError, ValueError) as error:  # Ray's own check of a runtime_env
             yield f"{_path(nodes[0])}.runtime_env: {error}"
-    for nodes, answer in asked:
+    for nodes, answer in checks:
         try:
             yield from ray.get(answer)
         except ray.exceptions.RayError as error:

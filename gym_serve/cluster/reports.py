@@ -70,8 +70,8 @@ async def reports_of(application: str, servers: Iterable[str], op: str = PRESSUR
 
 async def _server(application: str, server: str, call: Call) -> list[JSON]:
     addresses = (await Directory(application, server).all()).values()
-    asked = await asyncio.gather(*(_replica(address, call) for address in addresses))
-    return [report for report in asked if report is not None]
+    answers = await asyncio.gather(*(_replica(address, call) for address in addresses))
+    return [report for report in answers if report is not None]
 
 
 async def _replica(address: Address, call: Call) -> JSON | None:

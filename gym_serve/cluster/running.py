@@ -48,7 +48,7 @@ def the_running(name: str) -> RunningVersion:
 
 
 def _wait(name: str) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     while True:
         application = serve.status().applications.get(name)
         if application is None:
@@ -59,10 +59,10 @@ def _wait(name: str) -> None:
             raise RuntimeError(application.message)
         states = {server: found.status.value for server, found in application.deployments.items()}
         waiting = sorted(server for server, state in states.items() if state != "HEALTHY")
-        if waiting and waiting != told:
+        if waiting and waiting != reported:
             ready = len(states) - len(waiting)
             _log.info("Waiting for %s (%s of %s ready)…", ", ".join(waiting), ready, len(states))
-            told = waiting
+            reported = waiting
         time.sleep(_POLL_SECONDS)
 
 

@@ -82,11 +82,11 @@ def rebucketed(
     counts: Sequence[tuple[float, float]], total: float, bounds: Sequence[float]
 ) -> Iterator[float]:
     """A histogram's cumulative counts at other bounds, interpolated in a bucket as Prometheus does."""
-    known = [bound for bound, _ in counts]
+    bounds_there = [bound for bound, _ in counts]
     for bound in bounds:
-        at = bisect.bisect_left(known, bound)
+        at = bisect.bisect_left(bounds_there, bound)
         if at == len(counts):
-            yield total if not counts or bound > known[-1] else counts[-1][1]
+            yield total if not counts or bound > bounds_there[-1] else counts[-1][1]
             continue
         upper, most = counts[at]
         lower, least = counts[at - 1] if at else (0.0, 0.0)

@@ -80,8 +80,8 @@ def ray_folder() -> Path:
     if len(os.fsencode(private / "ray")) > _LONGEST_FOLDER:
         private = Path("/tmp", private.name)
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = private.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = private.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise Unavailable(f"{private} must be a folder of this user; set RAY_TMPDIR to another place")
     private.chmod(0o700)
     return private / "ray"

@@ -85,8 +85,8 @@ class CurrentWeights:
                 await self.fetch(msgspec.json.decode(call.body, type=_Fetch).mode)
                 return Reply.of({})
             if call.op.startswith(EACH):
-                known = call.op in self._runner.operations
-                op = call.op if known else call.op.removeprefix(EACH)
+                is_operation = call.op in self._runner.operations
+                op = call.op if is_operation else call.op.removeprefix(EACH)
                 return await self._runner.dispatch(call._replace(op=op))
             if call.op == _UPDATE:
                 new = msgspec.json.decode(call.body, type=_Update)
@@ -209,8 +209,8 @@ async def tell_all(application: str, server: str, call: Call) -> list[Reply]:
     """The replies of all replicas; those that died, and have not been replaced yet, give none."""
     directory = Directory(application, server)
     addresses = await directory.all()
-    told = (_tell(directory, replica, address, call) for replica, address in addresses.items())
-    return [reply for reply in await asyncio.gather(*told) if reply is not None]
+    answers = (_tell(directory, replica, address, call) for replica, address in addresses.items())
+    return [reply for reply in await asyncio.gather(*answers) if reply is not None]
 
 
 async def _tell(directory: Directory, replica: str, address: Address, call: Call) -> Reply | None:

@@ -86,11 +86,11 @@ class Access:
 
     def pass_of(self, token: str) -> str:
         """A pass for whoever knows a token. Raises Unauthorized: nobody has this token."""
-        given = token.strip().encode("utf-8", "replace")
-        if not self._is_token(given):
+        token_bytes = token.strip().encode("utf-8", "replace")
+        if not self._is_token(token_bytes):
             raise Unauthorized("This is not a token of the graph")
         end = int(time.time()) + PASS_SECONDS
-        return f"{end}.{_seal(given, end)}"
+        return f"{end}.{_seal(token_bytes, end)}"
 
     def _check_pass(self, request: Request, given: str) -> None:
         if request.headers.get("sec-fetch-site", "none") not in _OWN:
@@ -100,8 +100,8 @@ class Access:
         end, _, seal = given.partition(".")
         seconds = int(end) if end.isascii() and end.isdecimal() and len(end) < 16 else 0
         shown = seal.encode("latin-1", "replace")
-        known = sum(hmac.compare_digest(shown, _seal(token, seconds).encode()) for token in self._tokens)
-        if not known or seconds < time.time():
+        matches = sum(hmac.compare_digest(shown, _seal(token, seconds).encode()) for token in self._tokens)
+        if not matches or seconds < time.time():
             raise Unauthorized("the browser's pass is over; sign in again")
 
     def _is_token(self, given: bytes) -> bool:

@@ -64,29 +64,29 @@ class LiveEpisodesOfGraph:
     async def look(self, id: str, known: str | None = None) -> JSON:
         """One episode: what it is doing, and under ``rollout`` what there is of it, with a ``version``.
         Raises NotFound: it is gone; DeadlineExceeded: its replica does not answer."""
-        found: JSON = (await self._tell(id, LOOK, known=known)).json()
-        return {"id": id, **found}
+        episode: JSON = (await self._tell(id, LOOK, known=known)).json()
+        return {"id": id, **episode}
 
     async def stop(self, id: str) -> JSON:
         """Stop an episode. Raises NotFound: it is gone; Conflict: it has ended, or waits no more;
         DeadlineExceeded: its replica does not answer."""
-        found: JSON = (await self._tell(id, STOP)).json()
+        episode: JSON = (await self._tell(id, STOP)).json()
         self._listed = 0.0
-        return {"id": id, **found}
+        return {"id": id, **episode}
 
     async def _tell(self, id: str, op: str, **more: Any) -> Reply:
         name, _, number = id.rpartition(".")
         return await self._processes.tell(name, Call(op, encode({"number": number, **more})))
 
     async def _list(self) -> JSON:
-        told, silent = await self._processes.ask(Call(LIST))
-        found: JSON = {"running": 0, "queued": 0, "episodes": [], "ended": [], "silent": silent}
-        for name, listed in told:
-            found["running"] += listed["running"]
-            found["queued"] += listed["queued"]
+        answers, silent = await self._processes.ask(Call(LIST))
+        listing: JSON = {"running": 0, "queued": 0, "episodes": [], "ended": [], "silent": silent}
+        for name, listed in answers:
+            listing["running"] += listed["running"]
+            listing["queued"] += listed["queued"]
             for kind in ("episodes", "ended"):
-                found[kind] += [{"id": f"{name}.{one.pop('number')}", **one} for one in listed[kind]]
-        found["episodes"].sort(key=lambda one: -one["seconds"])
-        found["ended"].sort(key=lambda one: one["ended_seconds"])
-        del found["episodes"][MOST:], found["ended"][_MOST_ENDED:]
-        return found
+                listing[kind] += [{"id": f"{name}.{one.pop('number')}", **one} for one in listed[kind]]
+        listing["episodes"].sort(key=lambda one: -one["seconds"])
+        listing["ended"].sort(key=lambda one: one["ended_seconds"])
+        del listing["episodes"][MOST:], listing["ended"][_MOST_ENDED:]
+        return listing

@@ -97,12 +97,12 @@ class McpExchange:
 
         async with manager.run():
             await manager.handle_request(request.scope, receive, send)
-        said, status = b"".join(m.get("body", b"") for m in sent), sent[0]["status"]
+        content, status = b"".join(m.get("body", b"") for m in sent), sent[0]["status"]
         headers = dict(sent[0].get("headers", []))
         if status >= 400 and headers.get(b"content-type") != b"application/json":  # a sentence
-            refused = BadRequest(said.decode(), server=self._server)
+            refused = BadRequest(content.decode(), server=self._server)
             return JSONResponse(refused.to_body(), status)
-        response = Response(said, status)
+        response = Response(content, status)
         response.raw_headers = [*headers.items()]
         return response
 

@@ -105,10 +105,10 @@ async def steer(
     if wrong := wire.wrong_method(request, *methods):
         return wrong
     if request.method != "POST":
-        told: JSON = (await transport.call(Call(VERSION))).json()
+        state: JSON = (await transport.call(Call(VERSION))).json()
         if (updates := await host.updates(model)) is not None:
-            told["updates"] = updates
-        return wire.answer(Reply.of(told))
+            state["updates"] = updates
+        return wire.answer(Reply.of(state))
     if not secured:
         raise Forbidden(
             f"{op} needs a graph with a token, as whoever sends it decides what the policy is; "

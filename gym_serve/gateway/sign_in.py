@@ -44,10 +44,10 @@ def form(root: str, page: str, error: GymError | None = None) -> HTMLResponse:
     """The page that asks for the token."""
     title = html.escape(root.strip("/") or "gym_serve")
     page = page if _PAGE.fullmatch(page) else ""
-    told = "" if error is None else f"<p role=alert>{html.escape(error.message)}.</p>"
+    message = "" if error is None else f"<p role=alert>{html.escape(error.message)}.</p>"
     return html_pages.page(
         f"<!doctype html><html lang=en>{html_pages.HEAD}<title>Sign in to {title}</title>"
-        f"<main><h1>Sign in to {title}</h1>{told}"
+        f"<main><h1>Sign in to {title}</h1>{message}"
         f'<form method=post action="{html.escape(quote(root))}/{SIGN_IN}">'
         f"<input type=hidden name=next value='{html.escape(page)}'>"
         "<p><label>The graph's token (its auth_token)<br><input type=password name=token required autofocus "
@@ -70,8 +70,8 @@ async def answer(request: Request, root: str, access: Access) -> Response:
     if wrong := wire.wrong_method(request, "POST", "DELETE"):
         return wrong
     body = (await wire.body_of(request, _LARGEST_FORM)).decode("utf-8", "replace")
-    given = {name: values[0] for name, values in parse_qs(body, keep_blank_values=True).items()}
-    page = given.get("next", "")
+    fields = {name: values[0] for name, values in parse_qs(body, keep_blank_values=True).items()}
+    page = fields.get("next", "")
     page = page if _PAGE.fullmatch(page) else ""
     response = RedirectResponse(f"{path}{page}", status_code=303)
     if access.secured:
@@ -79,7 +79,7 @@ async def answer(request: Request, root: str, access: Access) -> Response:
         if _wrong[client] >= _MOST_WRONG:
             raise Overloaded("too many wrong tokens at once; try again in a moment")
         try:
-            made = access.pass_of(given.get("token", ""))
+            cookie = access.pass_of(fields.get("token", ""))
         except Unauthorized as error:
             _wrong[client] += 1
             try:
@@ -92,6 +92,6 @@ async def answer(request: Request, root: str, access: Access) -> Response:
             return form(root, page, error)
         secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
         response.set_cookie(
-            PASS_COOKIE, made, PASS_SECONDS, path=path, httponly=True, samesite="strict", secure=secure
+            PASS_COOKIE, cookie, PASS_SECONDS, path=path, httponly=True, samesite="strict", secure=secure
         )
     return response

@@ -124,13 +124,13 @@ def stats(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
 
 def merged(replicas: Iterable[Sequence[JSON]]) -> dict[str, list[JSON]]:
     """The numbers of several processes together. Returns by series: a list of ``labels`` and ``value``."""
-    found: dict[str, dict[frozenset[tuple[str, str]], JSON]] = {}
+    metrics: dict[str, dict[frozenset[tuple[str, str]], JSON]] = {}
     for position, replica in enumerate(replicas):
         for point in replica:
             labels = dict(point["labels"])
             if point["kind"] == "gauge":
                 labels["replica"] = str(position)
-            series = found.setdefault(point["name"], {})
+            series = metrics.setdefault(point["name"], {})
             total = series.setdefault(frozenset(labels.items()), {"labels": labels, "value": 0})
             total["value"] += point["value"]
-    return {name: list(series.values()) for name, series in found.items()}
+    return {name: list(series.values()) for name, series in metrics.items()}

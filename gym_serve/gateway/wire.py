@@ -126,8 +126,8 @@ def wrong_method(request: Request, *methods: str) -> Response | None:
 
 def request_id_of(request: Request) -> str:
     """The id that came with a request, or a new one if that is unfit for a log line."""
-    given = request.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    header = request.headers.get("x-request-id", "")
+    return header if _REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
 
 
 async def body_of(request: Request, limit: int) -> bytes:
@@ -158,15 +158,15 @@ async def body_of(request: Request, limit: int) -> bytes:
 def timeout_of(request: Request) -> float | None:
     """Seconds that the client waits; None for no limit. Raises BadRequest: the header is not a positive
     number."""
-    given = request.headers.get("x-request-timeout")
-    if given is None:
+    header = request.headers.get("x-request-timeout")
+    if header is None:
         return None
     try:
-        seconds = float(given)
+        seconds = float(header)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise BadRequest(f"`x-request-timeout` must be a positive number of seconds, got {given[:40]!r}")
+        raise BadRequest(f"`x-request-timeout` must be a positive number of seconds, got {header[:40]!r}")
     return seconds
 
 
@@ -205,18 +205,18 @@ def stream_of(op: str, body: bytes) -> tuple[bytes, bool]:
     if op.removeprefix(f"{OPEN}/") not in PROTOCOLS or b'"stream' not in body:
         return body, False
     try:
-        asked = exact_json(body)
+        content = exact_json(body)
     except ValueError:
         return body, False  # the server says what is wrong with it
-    if not isinstance(asked, dict):
+    if not isinstance(content, dict):
         return body, False
-    if not isinstance(asked.get("stream"), bool | None):
-        raise BadRequest(f"`stream` must be a boolean, got {str(asked['stream'])[:40]!r}")
-    if not isinstance(asked.get("stream_options"), dict | None):
-        raise BadRequest(f"`stream_options` must be an object, got {str(asked['stream_options'])[:40]!r}")
-    if asked.get("stream"):
+    if not isinstance(content.get("stream"), bool | None):
+        raise BadRequest(f"`stream` must be a boolean, got {str(content['stream'])[:40]!r}")
+    if not isinstance(content.get("stream_options"), dict | None):
+        raise BadRequest(f"`stream_options` must be an object, got {str(content['stream_options'])[:40]!r}")
+    if content.get("stream"):
         return body, True
-    return encode(without_stream(asked)), False
+    return encode(without_stream(content)), False
 
 
 def merged(request: bytes, verdict: Reply) -> Reply:

@@ -124,7 +124,7 @@ def boxes(text: str) -> list[Span]:
     empty, or is denied ("not \boxed{5}"), is none.
     """
     closing = _closing_braces(text)
-    found = []
+    spans = []
     for box in _BOX.finditer(text):
         start = box.end()
         if text.startswith("{", start):
@@ -133,8 +133,8 @@ def boxes(text: str) -> list[Span]:
             end = _bare_end(text, start, closing)
         blank = start >= end or _trimmed(text, start, end) == (end, end)
         if not blank and not is_denied(text, box.start()):
-            found.append(Span(start, end, box.start()))
-    return found
+            spans.append(Span(start, end, box.start()))
+    return spans
 
 
 def last_box(text: str) -> str | None:
@@ -155,9 +155,9 @@ def last_box_text(text: str) -> str | None:
 
 def last_box_span(text: str) -> Span | None:
     """Where `last_box` finds it."""
-    found = boxes(text)
-    last = found[-1] if found else None
-    return next((span for span in reversed(found) if not _is_placeholder(text, span)), last)
+    spans = boxes(text)
+    last = spans[-1] if spans else None
+    return next((span for span in reversed(spans) if not _is_placeholder(text, span)), last)
 
 
 def last_boxes(text: str) -> list[str]:

@@ -154,8 +154,8 @@ _NUMERAL = re.compile(r"\d[\d.,/]*")
 
 def _stated(text: str) -> str | None:
     """What the last "the answer is" of a text says, up to the end of the sentence."""
-    found = _STATEMENT.findall(text)
-    return undecorated(_SENTENCE_END.split(found[-1], maxsplit=1)[0]) if found else None
+    statements = _STATEMENT.findall(text)
+    return undecorated(_SENTENCE_END.split(statements[-1], maxsplit=1)[0]) if statements else None
 
 
 def _is_hedged(text: str) -> bool:
@@ -460,12 +460,12 @@ def ask(gold: str, answer: str) -> Question:
 
 def _last_quantity(prose: str) -> str | None:
     """The number that prose ends with, if it is an amount in units that are read, or a time of day."""
-    found = next(reversed(list(_QUANTITY.finditer(prose))), None)
-    if found is None or re.search(r"\d", prose[found.end() :]):
+    last = next(reversed(list(_QUANTITY.finditer(prose))), None)
+    if last is None or re.search(r"\d", prose[last.end() :]):
         return None
-    reading = read(found[0])
-    known = reading.unit in ("am", "pm") or reading.unit in _SCALES
-    return found[0] if known and len(reading.parts) == 1 else None
+    reading = read(last[0])
+    is_unit = reading.unit in ("am", "pm") or reading.unit in _SCALES
+    return last[0] if is_unit and len(reading.parts) == 1 else None
 
 
 def _alike(gold: str, answer: str) -> tuple[str, str]:
@@ -606,13 +606,13 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if plain is None or "\0" in text:
         return text, ""
     space, name = plain[1], plain[2]
-    known = all(u in _UNITS or u.lower() in _UNITS for u in re.split(r"\s?/\s?|\sper\s", name))
-    known = known and (bool(space) or name.isalpha() or " " in name)
+    is_unit = all(u in _UNITS or u.lower() in _UNITS for u in re.split(r"\s?/\s?|\sper\s", name))
+    is_unit = is_unit and (bool(space) or name.isalpha() or " " in name)
     named = all(len(word) > 2 and word.lower() not in _NO_UNITS for word in re.findall("[A-Za-z]+", name))
-    if known and len(name) == 1:
+    if is_unit and len(name) == 1:
         number = re.fullmatch(r"-?[\d.,]+", text[: plain.start()])
-        known = bool(space) and name in _ONE_LETTER_UNITS and number is not None
-    if known or (named and space and _NUMBER_END.search(text[: plain.start()])):
+        is_unit = bool(space) and name in _ONE_LETTER_UNITS and number is not None
+    if is_unit or (named and space and _NUMBER_END.search(text[: plain.start()])):
         return text[: plain.start()], _canonical(name, plain[3])
     return text, ""
 
@@ -645,8 +645,8 @@ def _parts(text: str, words: list[str]) -> tuple[str, ...]:
         else:
             parts += ['"' + word, ""]
     parts[-1] += text[end:]
-    found = [part.strip(" ,.;") if part[:1] != '"' else part for part in parts]
-    found = [part for part in found if part]
-    if len(found) == 2 and found[0][0] == '"' and _LABEL_END.search(found[0]):
-        del found[0]  # "the area is", 5
-    return tuple(found)
+    texts = [part.strip(" ,.;") if part[:1] != '"' else part for part in parts]
+    texts = [part for part in texts if part]
+    if len(texts) == 2 and texts[0][0] == '"' and _LABEL_END.search(texts[0]):
+        del texts[0]  # "the area is", 5
+    return tuple(texts)

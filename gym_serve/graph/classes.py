@@ -54,7 +54,7 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
     """The class of a server in a section: ``type_`` is a short name, an import path, or the class. Raises
     GraphError: there is none, it cannot be imported, or it is of another kind."""
     if isinstance(type_, type):
-        found: Any = type_
+        target: Any = type_
     elif not isinstance(type_, str):
         raise GraphError(
             f"must be a short name or an import path package.module:Class, got {word_for(type_)}"
@@ -62,17 +62,17 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
     elif ":" in type_:
         if not _IMPORT_PATH.fullmatch(type_):
             raise GraphError(f"{type_!r} is not an import path; write package.module:Class")
-        found = _imported(type_, lambda: pkgutil.resolve_name(type_))
+        target = _imported(type_, lambda: pkgutil.resolve_name(type_))
     else:
         entry = _entry_point(kind, type_)
-        found = _imported(entry.value, entry.load, entry)
-    actual: Kind | None = getattr(found, "kind", None)
-    if not (isinstance(found, type) and issubclass(found, Server)) or actual not in SECTION_OF:
+        target = _imported(entry.value, entry.load, entry)
+    actual: Kind | None = getattr(target, "kind", None)
+    if not (isinstance(target, type) and issubclass(target, Server)) or actual not in SECTION_OF:
         bases = "ModelServer, ResourcesServer or AgentServer"
         raise GraphError(f"{type_name(type_)!r} is not a server class; derive it from {bases}")
     if actual != kind:
         raise GraphError(f"{type_name(type_)!r} belongs under {SECTION_OF[actual]!r}, not here")
-    return found
+    return target
 
 
 def _entry_point(kind: Kind, name: str) -> EntryPoint:
@@ -83,8 +83,8 @@ def _entry_point(kind: Kind, name: str) -> EntryPoint:
     for other, group in GROUPS.items():
         if name in _registered(group, tuple(sys.path)).names:
             raise GraphError(f"{name!r} belongs under {SECTION_OF[other]!r}, not here")
-    known = [*sorted(_registered(GROUPS[kind], tuple(sys.path)).names), "http"]
-    raise GraphError(f"unknown type {name!r}{nearest(name, known)}; or write package.module:Class")
+    names = [*sorted(_registered(GROUPS[kind], tuple(sys.path)).names), "http"]
+    raise GraphError(f"unknown type {name!r}{nearest(name, names)}; or write package.module:Class")
 
 
 @lru_cache(maxsize=8)
@@ -207,12 +207,12 @@ def references_of(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str
 
     Looked for in fields, and in lists and mappings of references.
     """
-    found: dict[str, list[Leaf]] = {}
+    leaves: dict[str, list[Leaf]] = {}
     for key, annotation in _annotations(model, values):
         for leaf in _leaves(annotation, values[key], key, into_models=False):
             if issubclass(leaf.annotation, Client) and leaf.value is not None:
-                found.setdefault(leaf.path, []).append(leaf)
-    return found
+                leaves.setdefault(leaf.path, []).append(leaf)
+    return leaves
 
 
 def _keys(model: type[BaseModel]) -> dict[str, list[str]]:

@@ -99,7 +99,7 @@ def variables_of(value: Any) -> dict[str, bool]:
     It does not need those that have a default wherever they stand, or that stand in a branch of an ``if``,
     which may not be taken.
     """
-    found: dict[str, bool] = {}
+    variables: dict[str, bool] = {}
 
     def visit(value: Any, needed: bool) -> None:
         if isinstance(value, Mapping):
@@ -111,11 +111,13 @@ def variables_of(value: Any) -> dict[str, bool]:
         elif isinstance(value, str):
             for part in _parts(value):
                 if isinstance(part, _Variable):
-                    found[part.name] = found.get(part.name, False) or (needed and part.default is None)
+                    variables[part.name] = variables.get(part.name, False) or (
+                        needed and part.default is None
+                    )
                     visit(part.default, needed)
 
     visit(value, True)
-    return found
+    return variables
 
 
 def has_literal(text: str) -> bool:

@@ -168,8 +168,8 @@ def _pairs(overrides: Mapping[str, Any] | Sequence[str]) -> Iterable[tuple[str, 
         yield from overrides.items()
         return
     for override in overrides:
-        path, given, text = override.partition("=")
-        if not given:
+        path, equals, text = override.partition("=")
+        if not equals:
             raise GraphError(f"{path}: an override must be path=value, e.g. agents.math_agent.max_steps=3")
         try:
             yield path.strip(), parse_yaml(text)
@@ -182,11 +182,11 @@ def _override(args: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> None:
     problems = []
     for path, value in pairs:
         first, *rest = path.split(".")
-        known = args.get(first)
+        present = args.get(first)
         if first not in GraphSpec.model_fields:
             problems.append(f"{path}: unknown key {first!r}{nearest(first, GraphSpec.model_fields)}")
-        elif first in SECTIONS and rest and (not isinstance(known, Mapping) or rest[0] not in known):
-            names = known if isinstance(known, Mapping) else ()
+        elif first in SECTIONS and rest and (not isinstance(present, Mapping) or rest[0] not in present):
+            names = present if isinstance(present, Mapping) else ()
             problems.append(f"{path}: unknown server {rest[0]!r}{nearest(rest[0], names)}")
         elif (problem := _set(args, [first, *rest], value)) is not None:
             problems.append(f"{path}: {problem}")
@@ -265,16 +265,16 @@ def merged(base: Any, changes: Any) -> Any:
 
 def _problems(root: yaml.Node) -> list[str]:
     problems: list[str] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def visit(node: yaml.Node, path: str, above: frozenset[int]) -> None:
         if id(node) in above:
             problems.append(
                 f"{path}: line {node.start_mark.line + 1}: the alias refers to a node that contains it"
             )
-        if id(node) in seen:
+        if id(node) in visited:
             return
-        seen.add(id(node))
+        visited.add(id(node))
         above |= {id(node)}
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):

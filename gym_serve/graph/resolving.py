@@ -209,11 +209,11 @@ class _GraphReader:
 
     def _filled(self, value: Any, path: str) -> Any:
         """A value with variables filled in; None, and a problem, if one is missing."""
-        known = len(self._variables.problems)
+        before = len(self._variables.problems)
         filled = self._variables.fill(value, path)
-        found = self._variables.problems[known:]
-        self.problems += found
-        return None if found else filled
+        added = self._variables.problems[before:]
+        self.problems += added
+        return None if added else filled
 
     def _default_agent(self) -> str | None:
         agents = [name for name, kind in self._kinds.items() if kind == "agent"]
@@ -253,12 +253,12 @@ class _GraphReader:
             return None
 
     def _options(self, key: str, cls: type[_O], what: str) -> _O:
-        given = self._filled(self._content.get(key), key) or {}
-        if not isinstance(given, Mapping):
-            self.problems.append((key, f"must be a mapping of {what}, got {word_for(given)}"))
+        content = self._filled(self._content.get(key), key) or {}
+        if not isinstance(content, Mapping):
+            self.problems.append((key, f"must be a mapping of {what}, got {word_for(content)}"))
             return cls()
-        checked, found = check(cls, given, key)
-        self.problems += found
+        checked, problems = check(cls, content, key)
+        self.problems += problems
         return checked if isinstance(checked, cls) else cls()
 
 
@@ -295,14 +295,14 @@ class _ServerReader:
         if not isinstance(value, Mapping):
             self.problems.append((self.path, f"must be a mapping with a `type`, got {word_for(value)}"))
             return True
-        known = len(variables.problems)
+        before = len(variables.problems)
         keys = self._choose(value, variables)
         if keys is None:
-            self.problems += variables.problems[known:]
+            self.problems += variables.problems[before:]
             return bool(self.problems)
         written, filled = keys
-        self._unfilled = [path for path, _ in variables.problems[known:]]
-        self.problems += variables.problems[known:]
+        self._unfilled = [path for path, _ in variables.problems[before:]]
+        self.problems += variables.problems[before:]
         self._read_type(written, filled, literal_secrets=literal_secrets)
         return True
 
@@ -315,10 +315,10 @@ class _ServerReader:
         own = {key: item for key, item in value.items() if isinstance(key, str) and key not in _CHOICE}
         chosen: dict[str, Any] = {}
         if "if" in value:
-            known = len(variables.problems)
+            before = len(variables.problems)
             self._branch = "else" if _is_no(variables.fill(value["if"], join(self.path, "if"))) else "then"
             branch = value.get(self._branch) or {}
-            if len(variables.problems) > known or (self._branch not in value and "type" not in own):
+            if len(variables.problems) > before or (self._branch not in value and "type" not in own):
                 return None
             if not isinstance(branch, Mapping):
                 path = join(self.path, self._branch)
@@ -341,7 +341,7 @@ class _ServerReader:
             self.problems.append((self.path, f"`type` is missing; {hint}"))
             return
         if filled["type"] == HTTP:
-            found = self._read_remote(filled)
+            node = self._read_remote(filled)
             model: type[BaseModel] = _Remote
         else:
             try:
@@ -349,13 +349,13 @@ class _ServerReader:
             except GraphError as error:
                 self.problems += [(self.at("type"), problem) for problem in error.problems]
                 return
-            found = self._read_local(cls, filled)
+            node = self._read_local(cls, filled)
             model = cls.Config
         self.has_node = True
         if not literal_secrets:
             secrets = (leaf for leaf in secrets_of(model, written) if isinstance(leaf.value, str))
-            found += [(leaf.path, _LITERAL_SECRET) for leaf in secrets if has_literal(leaf.value)]
-        self.problems += [(self.at(path), message) for path, message in found if not self._is_hidden(path)]
+            node += [(leaf.path, _LITERAL_SECRET) for leaf in secrets if has_literal(leaf.value)]
+        self.problems += [(self.at(path), message) for path, message in node if not self._is_hidden(path)]
 
     def _read_remote(self, filled: Mapping[str, Any]) -> list[Problem]:
         self.node = replace(self.node, type=HTTP)

@@ -216,10 +216,12 @@ def main() -> None:
     versions = get_args(Version)
     parser.add_argument("--verifiers", choices=versions, default="0.4", help="the version of prime-rl's")
     parser.add_argument("--no-ray", action="store_true", help="run the graph in this process")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     async def serve() -> None:
-        server = EnvServer(given.graph, given.address, verifiers=given.verifiers, ray=not given.no_ray)
+        server = EnvServer(
+            arguments.graph, arguments.address, verifiers=arguments.verifiers, ray=not arguments.no_ray
+        )
         print(f"env server at {server.address}", flush=True)
         await server.serve()
 

@@ -77,23 +77,23 @@ class LabelJudge:
         """
         prompt = filled_in(self.prompt_template, fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
-        asked = [
+        calls = [
             asyncio.create_task(self._vote(model, request, judge, vote))
             for judge, model in enumerate(self.models)
             for vote in range(self.votes)
         ]
         try:
-            await asyncio.wait(asked)
+            await asyncio.wait(calls)
         finally:
-            for call in asked:
+            for call in calls:
                 call.cancel()
-        failures = [failure for call in asked if (failure := call.exception()) is not None]
-        votes = tuple(call.result() for call in asked if call.exception() is None)
+        failures = [failure for call in calls if (failure := call.exception()) is not None]
+        votes = tuple(call.result() for call in calls if call.exception() is None)
         verdicts = [vote.verdict for vote in votes]
-        label = majority(verdicts, len(asked))
+        label = majority(verdicts, len(calls))
         unforeseen = [failure for failure in failures if not isinstance(failure, Retryable)]
         could_decide = label is None and any(
-            majority([*verdicts, *[one] * len(failures)], len(asked)) for one in self.labels
+            majority([*verdicts, *[one] * len(failures)], len(calls)) for one in self.labels
         )
         if failures and (could_decide or unforeseen):
             raise (unforeseen or failures)[0]
@@ -129,8 +129,8 @@ def dissent(ballots: Sequence[Ballot], label: str) -> str | None:
     """What the judges said in place of ``label``, for people; None if all ballots have it."""
     for number, ballot in enumerate(ballots):
         if ballot.label != label:
-            said = "gave no verdict" if ballot.label is None else f"said {ballot.label}"
-            return f"the judge {said}" + (", with the two texts swapped" if number else "")
+            words = "gave no verdict" if ballot.label is None else f"said {ballot.label}"
+            return f"the judge {words}" + (", with the two texts swapped" if number else "")
     return None
 
 
@@ -275,11 +275,11 @@ async def calibrate(
         except Retryable:
             return None
 
-    asked = [asyncio.create_task(pair(question, label)) for question, label in labelled]
+    tasks = [asyncio.create_task(pair(question, label)) for question, label in labelled]
     try:
-        pairs = await asyncio.gather(*asked)
+        pairs = await asyncio.gather(*tasks)
     finally:
-        for task in asked:  # the others, after an unexpected exception
+        for task in tasks:  # the others, after an unexpected exception
             task.cancel()
     judged = [found for found in pairs if found is not None]
     return Calibration.of(judged, failed=len(pairs) - len(judged))

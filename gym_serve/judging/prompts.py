@@ -57,14 +57,14 @@ def check_labels(labels: Collection[str], template: str, system_message: str | N
     mention a label.
     """
     parts = string.Formatter().parse(template)  # a doubled brace ends a part, too
-    said = "".join(literal + "\n" * (field is not None) for literal, field, _, _ in parts)
-    told = f"{system_message or ''}\n{said}"
-    missing, rest = [], told
+    literals = "".join(literal + "\n" * (field is not None) for literal, field, _, _ in parts)
+    whole = f"{system_message or ''}\n{literals}"
+    missing, rest = [], whole
     for label in sorted(labels, key=len, reverse=True):  # INCORRECT does not mention CORRECT
-        if label not in rest and not all(_says(told, piece) for piece in _PIECES.findall(label)):
+        if label not in rest and not all(_says(whole, piece) for piece in _PIECES.findall(label)):
             missing.append(label)
         rest = rest.replace(label, "\0")
-    if missing and len(_WORD.findall(told)) >= _INSTRUCTION:
+    if missing and len(_WORD.findall(whole)) >= _INSTRUCTION:
         raise ValueError(
             f"the judge's prompt never mentions {' and '.join(map(repr, sorted(missing)))}, so the judge "
             "cannot answer with that; set the labels that the prompt asks for, or ask for these labels in it"
@@ -176,13 +176,13 @@ def verdict_in(text: str, labels: Sequence[str]) -> str | None:
     contradicts itself.
     """
     text = without_thoughts(text)
-    found = labels_in(text, labels)
-    if not found:
+    labels_there = labels_in(text, labels)
+    if not labels_there:
         return None
-    last = found[-1]
-    if len({label for label, _, _ in found}) == 1:
+    last = labels_there[-1]
+    if len({label for label, _, _ in labels_there}) == 1:
         return last[0]
-    bare, _, _ = zip(*found, strict=True)
+    bare, _, _ = zip(*labels_there, strict=True)
     if _SAME_LINE.fullmatch(re.sub("|".join(map(re.escape, bare)), "", text.strip())):
         return None
     return last[0] if _NOTHING.fullmatch(text, last[2]) else None

@@ -126,8 +126,8 @@ class _StoredGroups:
         for task, positions in groupby(self._order, key=store.tasks.__getitem__):
             latest: dict[int, int] = {}
             for position in positions:
-                known = latest.setdefault(store.indices[position], position)
-                if scored[position] or not scored[known]:  # an attempt that made the failure good
+                latest_position = latest.setdefault(store.indices[position], position)
+                if scored[position] or not scored[latest_position]:  # an attempt that made the failure good
                     latest[store.indices[position]] = position
             taken = [p for p in latest.values() if scored[p] or (self._zero and store.has_fields(p))]
             if taken or self._empty:
@@ -154,16 +154,16 @@ def aggregate_metrics(
             indices.
     """
     groups: dict[int, Group] = {}
-    seen: defaultdict[int, set[int]] = defaultdict(set)
+    attempts: defaultdict[int, set[int]] = defaultdict(set)
     failures: Counter[str] = Counter()
     for rollout in verify_responses:
         if not isinstance(rollout, Mapping):
             raise InvalidRequest(f"a rollout must be a JSON object, got {str(rollout)[:50]!r}")
         task = read_index(rollout, TASK_INDEX, default=0)
-        index = read_index(rollout, ROLLOUT_INDEX, default=len(seen[task]))
-        if index in seen[task]:
+        index = read_index(rollout, ROLLOUT_INDEX, default=len(attempts[task]))
+        if index in attempts[task]:
             raise InvalidRequest(f"rollout {index} of task {task} is given twice")
-        seen[task].add(index)
+        attempts[task].add(index)
         group = groups.setdefault(task, Group(task, [], expected=0))
         group.expected += 1
         failure = failure_class(rollout)

@@ -83,8 +83,8 @@ def summarize(
 ) -> list[SummaryRow]:
     """One row for each aggregator, in the mapping's order. ``asked``: how many rollouts were asked for, where
     that is known; else those that have ended count."""
-    known = asked or {}
-    return [_summarize(name, one, known.get(name, 0), failures) for name, one in aggregators.items()]
+    asked_counts = asked or {}
+    return [_summarize(name, one, asked_counts.get(name, 0), failures) for name, one in aggregators.items()]
 
 
 def _summarize(name: str, aggregator: Aggregator, asked: int, failures: Failures) -> SummaryRow:

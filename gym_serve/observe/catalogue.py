@@ -145,10 +145,10 @@ class TokenMeter:
         caches, which costs three times as much.
         """
         if (tokens := tokens_of(usage)) is not None:
-            given, cached, made = self._cells
-            given[0] += tokens[0]
+            prompt, cached, sampled = self._cells
+            prompt[0] += tokens[0]
             cached[0] += tokens[1]
-            made[0] += tokens[2]
+            sampled[0] += tokens[2]
 
 
 class RolloutMeter:

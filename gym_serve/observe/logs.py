@@ -64,16 +64,16 @@ def admits(*kind: str, now: float | None = None) -> str | None:
         None if not; else what to append to its message: how many were held back before it.
     """
     now = time.monotonic() if now is None else now
-    found = _kinds.get(kind)
-    if found is None:
-        found = _kinds[kind] = _Kind(now)
-    elif now - found.since >= _PERIOD:
-        found.since, found.passed = now, 0
-    if found.passed >= _BURST:
-        found.held += 1
+    counts = _kinds.get(kind)
+    if counts is None:
+        counts = _kinds[kind] = _Kind(now)
+    elif now - counts.since >= _PERIOD:
+        counts.since, counts.passed = now, 0
+    if counts.passed >= _BURST:
+        counts.held += 1
         return None
-    found.passed += 1
-    held, found.held = found.held, 0
+    counts.passed += 1
+    held, counts.held = counts.held, 0
     return f" ({held} more like this were not logged)" if held else ""
 
 
@@ -125,8 +125,10 @@ class _Formatter(logging.Formatter):
         self._context = context
 
     def fields(self, record: logging.LogRecord) -> dict[str, str]:
-        found = self._context()
-        return {name: value for name in _FIELDS if (value := getattr(record, name, None) or found.get(name))}
+        context = self._context()
+        return {
+            name: value for name in _FIELDS if (value := getattr(record, name, None) or context.get(name))
+        }
 
     def trace(self, record: logging.LogRecord) -> str:
         """Its traceback; empty without one."""
@@ -148,7 +150,7 @@ class _TextFormatter(_Formatter):
 
 class _JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": self.formatTime(record),
             "level": record.levelname,
             "message": record.getMessage(),
@@ -159,8 +161,8 @@ class _JsonFormatter(_Formatter):
             **self.fields(record),
         }
         if trace := self.trace(record):
-            said["traceback"] = trace
-        return orjson.dumps(said, default=str).decode()
+            entry["traceback"] = trace
+        return orjson.dumps(entry, default=str).decode()
 
 
 class Record(NamedTuple):
@@ -194,7 +196,7 @@ def read_log(
     Returns:
         the records by time, and the positions to go on from.
     """
-    found: list[Record] = []
+    merged: list[Record] = []
     ends = dict(positions)
     for files in _by_replica(directory, servers).values():
         records: list[Record] = []
@@ -207,8 +209,8 @@ def read_log(
             ends[identity] = positions.get(identity, 0) + len(whole)
             records += _records(whole.decode("utf-8", "replace"), LEVELS[level], rollout)
         records.sort(key=lambda record: record.time)
-        found += records if last is None else records[len(records) - last :] if last else []
-    return sorted(found, key=lambda record: record.time), ends
+        merged += records if last is None else records[len(records) - last :] if last else []
+    return sorted(merged, key=lambda record: record.time), ends
 
 
 def _identity(file: BinaryIO) -> str:
@@ -233,25 +235,25 @@ def _by_replica(directory: Path, servers: list[tuple[str, str]]) -> dict[str, li
 def _records(text: str, level: int, rollout: str | None) -> Iterator[Record]:
     # An attempt after the first has the rollout's id with a suffix.
     of_rollout = None if rollout is None else re.compile(rf"{re.escape(rollout)}(?:-a\d+)?")
-    time, lines, seen = "", list[str](), True
+    time, lines, is_shown = "", list[str](), True
     for line in text.split("\n")[:-1]:  # not `splitlines`: it knows more ends of a line
-        said = _json(line) if line.startswith("{") else None
-        head = None if said is not None else _HEAD.match(line)
-        if said is None and (head is None or not (head.group(1) or head.group(3))):
+        entry = _json(line) if line.startswith("{") else None
+        head = None if entry is not None else _HEAD.match(line)
+        if entry is None and (head is None or not (head.group(1) or head.group(3))):
             lines.append(line)  # goes on
             continue
-        if lines and seen:
+        if lines and is_shown:
             yield Record(time, "\n".join(lines))
-        if said is not None:
-            time, name, of = str(said.get("time")), str(said.get("level")), said.get("rollout")
+        if entry is not None:
+            time, name, of = str(entry.get("time")), str(entry.get("level")), entry.get("rollout")
         else:
             assert head is not None
             time, name = head.group(2), head.group(1) or head.group(3)
             of = match.group(1) if (match := _ROLLOUT.search(line)) else None
         lines = [line]
-        seen = LEVELS.get(name.lower(), logging.CRITICAL) >= level
-        seen = seen and (of_rollout is None or bool(of_rollout.fullmatch(str(of))))
-    if lines and seen:
+        is_shown = LEVELS.get(name.lower(), logging.CRITICAL) >= level
+        is_shown = is_shown and (of_rollout is None or bool(of_rollout.fullmatch(str(of))))
+    if lines and is_shown:
         yield Record(time, "\n".join(lines))
 
 
@@ -260,7 +262,7 @@ _ROLLOUT = re.compile(r" \[rollout=(\S+?)(?: [a-z]+=\S+)*\]$")
 
 def _json(line: str) -> dict[str, Any] | None:
     try:
-        said = orjson.loads(line)
+        entry = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return said if isinstance(said, dict) else None
+    return entry if isinstance(entry, dict) else None

@@ -56,9 +56,9 @@ class Metric:
         raise NotImplementedError
 
     def fresh(self) -> Self:
-        made = copy.copy(self)
-        made.clear()
-        return made
+        metric = copy.copy(self)
+        metric.clear()
+        return metric
 
     def _labelled(self, values: tuple[str, ...]) -> dict[str, str]:
         return dict(zip(self.labels, values, strict=True))
@@ -210,8 +210,8 @@ class Histogram(Metric):
 
     def numbers(self) -> list[tuple[tuple[str, ...], list[float]]]:
         """For each set of label values that has a value: the count of each bucket, then the sum."""
-        found = [(labels, values.numbers()) for labels, values in list(self._values.items())]
-        return [(labels, numbers) for labels, numbers in found if any(numbers[:-1])]
+        snapshot = [(labels, values.numbers()) for labels, values in list(self._values.items())]
+        return [(labels, numbers) for labels, numbers in snapshot if any(numbers[:-1])]
 
     def clear(self) -> None:
         self._values = {}
@@ -232,12 +232,12 @@ class HistogramView(Histogram):
         self._select = select
 
     def numbers(self) -> list[tuple[tuple[str, ...], list[float]]]:
-        found: dict[tuple[str, ...], list[float]] = {}
+        sums: dict[tuple[str, ...], list[float]] = {}
         for labels, numbers in self._source.numbers():
             if (selected := self._select(labels)) is not None:
-                before = found.get(selected) or [0.0] * len(numbers)
-                found[selected] = [*map(operator.add, before, numbers)]
-        return list(found.items())
+                before = sums.get(selected) or [0.0] * len(numbers)
+                sums[selected] = [*map(operator.add, before, numbers)]
+        return list(sums.items())
 
     def clear(self) -> None:
         self._source.clear()

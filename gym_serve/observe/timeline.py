@@ -129,8 +129,8 @@ class Recorder:
                 few[key] = value
         index = self._servers.setdefault(place, len(self._servers))
         start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
-        given, cached, made = tokens or _NO_TOKENS
-        step = ["model", start, duration, queued, index, given, cached, made, finish]
+        prompt, cached, sampled = tokens or _NO_TOKENS
+        step = ["model", start, duration, queued, index, prompt, cached, sampled, finish]
         if few:
             step.append(few)
         self.steps.append(step)
@@ -182,7 +182,7 @@ class Recorder:
 
     def to_json(self, agent: str, notes: Mapping[str, Any], wall: float, now: float) -> Json:
         """The timeline of a rollout. ``now``: `time.monotonic` moment of the end."""
-        made: Json = {
+        timeline: Json = {
             "began": wall,
             "dur": int((now - self._began) * 1e6),
             "agent": f"{agent}/{notes[REPLICA]}" if REPLICA in notes else agent,
@@ -190,10 +190,10 @@ class Recorder:
             "steps": self.steps,
         }
         if QUEUED in notes:
-            made[QUEUED] = notes[QUEUED]
+            timeline[QUEUED] = notes[QUEUED]
         if self._endpoints:
-            made["endpoints"] = list(self._endpoints)
-        return made
+            timeline["endpoints"] = list(self._endpoints)
+        return timeline
 
 
 def _ending(answer: Json) -> tuple[str | None, Any]:
@@ -226,30 +226,32 @@ def _prompt_of(asked: Any) -> str:
     """The text of a request to a model: of its only message, or of each under its role."""
     if not isinstance(asked, dict):
         return _as_json(asked)
-    given = asked.get("input", asked.get("messages"))
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not (isinstance(given, list) and all(isinstance(item, dict) and "content" in item for item in given)):
+    prompt = asked.get("input", asked.get("messages"))
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not (
+        isinstance(prompt, list) and all(isinstance(item, dict) and "content" in item for item in prompt)
+    ):
         return _as_json(asked)
     if instructions := asked.get("instructions"):
-        given = [{"role": "system", "content": instructions}, *given]
-    texts = [(item.get("role"), content_text(item["content"])) for item in given]
+        prompt = [{"role": "system", "content": instructions}, *prompt]
+    texts = [(item.get("role"), content_text(item["content"])) for item in prompt]
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)
 
 
 def _answer_of(answer: Any) -> str:
     """The text of an answer; one without a text, such as scores, as JSON."""
-    found: list[Any] = []
+    parts: list[Any] = []
     if isinstance(answer, dict):
         output, choices = answer.get("output"), answer.get("choices")
         if isinstance(output, list):
-            found = [item.get("content") for item in output if isinstance(item, dict)]
+            parts = [item.get("content") for item in output if isinstance(item, dict)]
         elif isinstance(choices, list) and choices and isinstance(choices[0], dict):
             message = choices[0].get("message")
-            found = [message.get("content")] if isinstance(message, dict) else []
+            parts = [message.get("content")] if isinstance(message, dict) else []
         elif "content" in answer:
-            found = [answer["content"]]
-    return "".join(map(content_text, found)) or _as_json(answer)
+            parts = [answer["content"]]
+    return "".join(map(content_text, parts)) or _as_json(answer)
 
 
 def _as_json(value: Any) -> str:

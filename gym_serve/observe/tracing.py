@@ -105,8 +105,8 @@ def span(name: str, parent: str | None, kind: Kind = "internal", *, sampling: fl
 
 def checked_parent(traceparent: str | None) -> str | None:
     """A ``traceparent`` header of a client, or None if it is none (W3C Trace Context, version 00)."""
-    given = (traceparent or "").strip()
-    return given if _TRACEPARENT.fullmatch(given) else None
+    parent = (traceparent or "").strip()
+    return parent if _TRACEPARENT.fullmatch(parent) else None
 
 
 class _Recorded(Span):
@@ -186,8 +186,8 @@ def start(resource: Mapping[str, str] | None = None, exporter: SpanExporter | No
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-        given = trace.get_tracer_provider()
-        _process.owns_provider = exporter is not None or not isinstance(given, TracerProvider)
+        provider = trace.get_tracer_provider()
+        _process.owns_provider = exporter is not None or not isinstance(provider, TracerProvider)
         if _process.owns_provider:
             if exporter is None:
                 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -196,8 +196,8 @@ def start(resource: Mapping[str, str] | None = None, exporter: SpanExporter | No
             about = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "gym_serve"), **(resource or {})}
             _process.provider = TracerProvider(ALWAYS_ON, Resource.create(about))  # roots decide, in `span`
             _process.provider.add_span_processor(BatchSpanProcessor(exporter))
-        elif isinstance(given, TracerProvider):
-            _process.provider = given
+        elif isinstance(provider, TracerProvider):
+            _process.provider = provider
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}: traces need pip install '{REQUIREMENT}'") from error
     assert _process.provider is not None

@@ -147,10 +147,10 @@ async def compared(
             failure = GymError(f"{kind}: {error}")
         finally:
             spend({USAGE_FIELD: meter.to_json()})
-        asked = (failure.retry_after or 0.0) if failure.retryable else 0.0
-        if isinstance(failure, Overloaded) or asked:
-            if time.monotonic() + asked > until:
-                raise too_long(failure.server, failure.stage, failure.message, asked, options.patience)
+        wait = (failure.retry_after or 0.0) if failure.retryable else 0.0
+        if isinstance(failure, Overloaded) or wait:
+            if time.monotonic() + wait > until:
+                raise too_long(failure.server, failure.stage, failure.message, wait, options.patience)
             pushed += 1
         elif isinstance(failure, Unavailable) and options.attempts > 1 and away < MAX_PROBES:
             away += 1
@@ -158,7 +158,7 @@ async def compared(
             failed += 1
             if not failure.retryable or failed >= options.attempts:
                 return without_comparison(group, failure)
-        pause = max(asked, options.backoff.seconds(failed + away + pushed))
+        pause = max(wait, options.backoff.seconds(failed + away + pushed))
         if away or pushed:
             waits(Waiting.of(failure.server, failure.message, pause))
         await asyncio.sleep(pause)

@@ -119,12 +119,12 @@ def _failures(sources: list[Outputs], headers: list[Header], run: str) -> Iterat
 
 
 def _once(records: Iterable[JSON]) -> Iterator[JSON]:
-    seen = IntTable()
+    numbers = IntTable()
     for record in records:
         key = rollout_key(record)
-        if seen.get(key):
+        if numbers.get(key):
             raise Conflict(f"rollout {record['_ng_rollout_id']!r} is in two shards")
-        seen[key] = 1
+        numbers[key] = 1
         yield record
 
 

@@ -133,8 +133,8 @@ def _other_format(path: Path, line: bytes) -> str | None:
     """What to do with a file that is no JSONL, by its first line."""
     line = line.removeprefix(_BOM)
     is_csv = path.suffix.lower() == ".csv" and not line.startswith(b"{")
-    known = (format_ for magic, format_ in _OTHER_FORMATS.items() if line.startswith(magic))
-    kind, how = next(known, _CSV if is_csv else ("", ""))
+    formats = (format_ for magic, format_ in _OTHER_FORMATS.items() if line.startswith(magic))
+    kind, how = next(formats, _CSV if is_csv else ("", ""))
     if not kind:
         return None
     how = how.format(path=path, name=path.with_suffix(""))

@@ -95,8 +95,8 @@ class _Agent:
         if aggregate is not None and self._keep:
             # A foreign agent may have no such route; the statistics are useful all the same.
             try:
-                asked = aggregate(name, [*self._scored.values(), *self._failed.values()])
-                answer = await asyncio.wait_for(asked, _ANSWER_SECONDS)
+                metrics_of_all = aggregate(name, [*self._scored.values(), *self._failed.values()])
+                answer = await asyncio.wait_for(metrics_of_all, _ANSWER_SECONDS)
                 groups = answer.get(_GROUPS) if isinstance(answer, dict) else None
                 if isinstance(groups, list):
                     return {key: value for key, value in answer.items() if key != _GROUPS}, groups

@@ -362,8 +362,8 @@ class RolloutRunner:
         # The agent ends the episode in time by itself, and then verifies it.
         limit = None if self._options.timeout is None else with_verdict(self._options.timeout)
         with (
-            span("attempt", self._span(job).traceparent, "client") as seen,
-            use(CallContext("", traceparent=seen.traceparent).within(limit)),
+            span("attempt", self._span(job).traceparent, "client") as attempt_span,
+            use(CallContext("", traceparent=attempt_span.traceparent).within(limit)),
         ):
             try:
                 with time_limit(limit):
@@ -371,16 +371,18 @@ class RolloutRunner:
             except GymError as error:
                 rollout = failed_rollout(row, error)
             except (asyncio.TimeoutError, TimeoutError):
-                told = "its deadline" if limit is None else f"{limit:g} s (timeout, and time to verify)"
-                rollout = failed_rollout(row, DeadlineExceeded(f"the rollout did not end within {told}"))
+                limit_text = "its deadline" if limit is None else f"{limit:g} s (timeout, and time to verify)"
+                rollout = failed_rollout(
+                    row, DeadlineExceeded(f"the rollout did not end within {limit_text}")
+                )
             except Exception as error:
                 kind = type(error).__name__
                 if (more := admits("rollout", kind)) is not None:
-                    said = "rollout %s failed with an unexpected error%s"
-                    logger.exception(said, row["_ng_rollout_id"], more)
+                    message = "rollout %s failed with an unexpected error%s"
+                    logger.exception(message, row["_ng_rollout_id"], more)
                 rollout = failed_rollout(row, GymError(f"{kind}: {error}"))
-            if seen.recording:
-                _describe(seen, row, rollout)
+            if attempt_span.recording:
+                _describe(attempt_span, row, rollout)
         metadata = {key: row[key] for key in (*METADATA_KEYS, "agent_ref") if key in row}
         # Last: an agent elsewhere may have sent the row back as it got it.
         return public_row({**row, **rollout, **metadata, LATENCY_FIELD: time.monotonic() - started})
@@ -388,9 +390,9 @@ class RolloutRunner:
     def _span(self, job: Job) -> Span:
         if self._options.tracing is None:
             return OFF
-        if (found := self._spans.get(job.number)) is None:
-            found = self._spans[job.number] = span("rollout", None, sampling=self._options.tracing)
-        return found
+        if (own_span := self._spans.get(job.number)) is None:
+            own_span = self._spans[job.number] = span("rollout", None, sampling=self._options.tracing)
+        return own_span
 
     def _end_span(self, job: Job, rollout: JSON | None = None) -> None:
         if (ended := self._spans.pop(job.number, None)) is not None:
@@ -453,9 +455,9 @@ class _Told(NamedTuple):
 
 def _told(rollout: JSON) -> _Told:
     record = rollout.get("failure")
-    told: JSON = record if isinstance(record, dict) else {}
-    server, stage = (str(told[key]) if told.get(key) else None for key in ("server", "stage"))
-    return _Told(server, stage, str(told.get("detail") or rollout.get("error")))
+    fields: JSON = record if isinstance(record, dict) else {}
+    server, stage = (str(fields[key]) if fields.get(key) else None for key in ("server", "stage"))
+    return _Told(server, stage, str(fields.get("detail") or rollout.get("error")))
 
 
 _OWN_VALUE = re.compile(r"\d+|(?<!\w)(['\"`]).*?\1(?!\w)", re.DOTALL)
@@ -463,8 +465,8 @@ _OWN_VALUE = re.compile(r"\d+|(?<!\w)(['\"`]).*?\1(?!\w)", re.DOTALL)
 
 def _alike(rollout: JSON) -> tuple[str, ...]:
     """What equal failures have in common: numbers and quoted values, such as those of rows, are left out."""
-    server, stage, said = _told(rollout)
-    detail = _OWN_VALUE.sub("#", said[: 10 * _COMPARED])[:_COMPARED]
+    server, stage, message = _told(rollout)
+    detail = _OWN_VALUE.sub("#", message[: 10 * _COMPARED])[:_COMPARED]
     return str(rollout.get("_ng_failure_class")), str(stage), str(server), detail
 
 

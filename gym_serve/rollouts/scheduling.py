@@ -240,10 +240,10 @@ class Scheduler:
         self._pace.answered()
         if failure is None or not failure.unavailable or self._attempts == 1:
             self._outage.answered()
-        elif (found := self._outage.unavailable(started, now, len(self._jobs))) == "probe":
+        elif (step := self._outage.unavailable(started, now, len(self._jobs))) == "probe":
             heapq.heappush(self._ready, number)
             return "again"
-        elif found == "away":
+        elif step == "away":
             self.drop(number)
             return "open"
         if failure is not None and failure.retryable and attempt + 1 - job.forgiven < self._attempts:

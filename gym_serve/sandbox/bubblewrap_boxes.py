@@ -63,9 +63,9 @@ class BubblewrapBoxes:
 
     def _confinement(self) -> Bubblewrap:
         if self._bubblewrap is None:
-            found = find_sandbox("bubblewrap")
-            assert isinstance(found, Bubblewrap)
-            self._bubblewrap = found
+            confinement = find_sandbox("bubblewrap")
+            assert isinstance(confinement, Bubblewrap)
+            self._bubblewrap = confinement
         return self._bubblewrap
 
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
@@ -250,8 +250,10 @@ class BubblewrapBox:
         if done.cut:
             raise SandboxRefused(f"{path} has more than {limit} bytes")
         if not done.ok:
-            told = done.stderr.decode("utf-8", "replace")[-500:] or f"it took more than {_FILE_SECONDS:g} s"
-            raise SandboxRefused(f"cannot {op} {path}: {told}")
+            problem = (
+                done.stderr.decode("utf-8", "replace")[-500:] or f"it took more than {_FILE_SECONDS:g} s"
+            )
+            raise SandboxRefused(f"cannot {op} {path}: {problem}")
         return done.stdout
 
     async def _ask(self, request: dict[str, Any], stdin: bytes, timeout: float, limit: int) -> ExecResult:

@@ -121,10 +121,10 @@ class DockerBoxes:
                 raise InvalidRequest(f"{folder}: the image cannot be built: {error.message}") from None
             except OSError as error:
                 raise Unavailable(f"the daemon does not answer: {error}") from error
-        made: dict[str, Any] = {"image": tag}
+        changes: dict[str, Any] = {"image": tag}
         if "workdir" not in spec.model_fields_set:
-            made["workdir"] = image["Config"].get("WorkingDir") or "/"
-        return spec.model_copy(update=made)
+            changes["workdir"] = image["Config"].get("WorkingDir") or "/"
+        return spec.model_copy(update=changes)
 
 
 def _daemon() -> str | None:
@@ -301,8 +301,10 @@ class DockerBox:
     async def _file(self, argv: list[str], path: str, data: bytes = b"", *, limit: int = 1 << 12) -> bytes:
         done = await self.exec(argv, timeout=_FILE_SECONDS, stdin=data, output_limit=2 * limit, user=0)
         if not done.ok:
-            told = done.stderr.decode("utf-8", "replace")[-500:] or f"it took more than {_FILE_SECONDS:g} s"
-            raise SandboxRefused(f"{path}: {told}")
+            problem = (
+                done.stderr.decode("utf-8", "replace")[-500:] or f"it took more than {_FILE_SECONDS:g} s"
+            )
+            raise SandboxRefused(f"{path}: {problem}")
         return done.stdout
 
     async def close(self) -> None:

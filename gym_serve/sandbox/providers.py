@@ -126,24 +126,24 @@ def _shown(path: str, place: str) -> list[str]:
 
 def packages_of(names: Iterable[str]) -> list[str]:
     """Packages with all their requirements, except those that are not installed."""
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     wanted = list(names)
     missing = []
     while wanted:
         name = re.sub(r"[-_.]+", "-", wanted.pop(0)).lower()
-        if name in found:
+        if name in folders:
             continue
         try:
             required = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
             continue
-        found[name] = None
+        folders[name] = None
         wanted += [match[1] for match in map(_REQUIRED.match, required) if match]
     if missing:
         names = ", ".join(missing)
         logger.info("sandboxed code cannot import these packages, which are not installed: %s", names)
-    return list(found)
+    return list(folders)
 
 
 def _entries(name: str) -> Iterator[str]:
@@ -268,10 +268,10 @@ class Bubblewrap:
             }
             probe = ("-c", _INSIDE.joinpath("probe.py").read_text())
             command = [*self._arguments(limits), "--", *_python(), *probe]
-            asked = json.dumps(config).encode()
+            request = json.dumps(config).encode()
             try:
                 done = subprocess.run(
-                    command, input=asked, capture_output=True, timeout=_CHECK_SECONDS, env={}, check=False
+                    command, input=request, capture_output=True, timeout=_CHECK_SECONDS, env={}, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 return str(error)

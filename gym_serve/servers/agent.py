@@ -137,19 +137,19 @@ class AgentServer(Server):
         if self.config.timeline:
             episode.meter.recorder = Recorder(begun)
         rollout: JSON | None = None
-        with span("invoke_agent", current().traceparent) as seen:
+        with span("invoke_agent", current().traceparent) as agent_span:
             try:
-                verdict = await self._in_context(row, self._scored(episode), seen.traceparent)
+                verdict = await self._in_context(row, self._scored(episode), agent_span.traceparent)
                 rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
             except GymError as error:
                 rollout = failed_rollout({**row, **episode.fields, **episode.used}, error, episode.response)
-                seen.fail(error.code, error.message)
+                agent_span.fail(error.code, error.message)
                 self._log(row, error)
             finally:
                 ended = time.monotonic()
                 self._meter.record(rollout, episode.meter.calls("model"), ended - begun)
-                if seen.recording:
-                    self._describe(seen, episode, rollout)
+                if agent_span.recording:
+                    self._describe(agent_span, episode, rollout)
         rollout.pop(TIMELINE_FIELD, None)  # of the row, which may be a rollout
         if (recorder := episode.meter.recorder) is not None:
             notes = current().notes
@@ -283,8 +283,8 @@ class AgentServer(Server):
     async def _acted(self, episode: Episode) -> None:
         try:
             with use(self._limited(episode)):
-                asked = episode.row["responses_create_params"].get("tools")
-                if asked is None and self.config.resources is not None:
+                tools = episode.row["responses_create_params"].get("tools")
+                if tools is None and self.config.resources is not None:
                     # As in a rollout: a client of an endpoint knows no tools.
                     with suppress(Rejected, AuthorError):  # it needs more of a row than a prompt
                         await episode.seed()

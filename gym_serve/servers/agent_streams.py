@@ -149,8 +149,8 @@ class SpokenAnswer:
         """`chat_completions` as chunks, after what the episode has said before its last tool call."""
         stream = CompletionStream(body)
         events = EpisodeEvents().read(lambda: self._answer(_params(body)))
-        async with closing(_paragraphs(_said(events))) as said:
-            async for event in said:
+        async with closing(_paragraphs(_said(events))) as paragraphs:
+            async for event in paragraphs:
                 for chunk in stream.event(event):
                     yield chunk
 

@@ -51,10 +51,10 @@ class Client:
         """Call an operation in the current context, within its deadline. A failure of the server is in the
         reply; raises a `GymError` if the call could not be delivered."""
         context = current()
-        with span(op, context.traceparent, "internal" if op.startswith("tools/") else "client") as seen:
-            reply = await self.transport.call(self._call(op, body, session, seen.traceparent))
-            if seen.recording:
-                describe_call(seen, self.transport.server, op, body, reply)
+        with span(op, context.traceparent, "internal" if op.startswith("tools/") else "client") as call_span:
+            reply = await self.transport.call(self._call(op, body, session, call_span.traceparent))
+            if call_span.recording:
+                describe_call(call_span, self.transport.server, op, body, reply)
         if reply.notes is not None:
             self._noted(reply.notes)
         return reply
@@ -185,15 +185,15 @@ class ModelClient(Client):
         """`fetch` by a Responses stream: the response that its last event has."""
         begun, answer = time.monotonic(), None
         try:
-            with span(op, current().traceparent, "client") as seen:
-                call = self._call(op, body, None, seen.traceparent)
+            with span(op, current().traceparent, "client") as call_span:
+                call = self._call(op, body, None, call_span.traceparent)
                 async with closing(self.transport.stream(call)) as chunks:
                     async for event in read_events(chunks):
                         hear(event)
                         if event.get("type") in FINAL_EVENTS:
                             answer = event.get("response")
-                if seen.recording:
-                    describe_call(seen, self.transport.server, op, body, Reply.of(answer))
+                if call_span.recording:
+                    describe_call(call_span, self.transport.server, op, body, Reply.of(answer))
             if answer is None:
                 raise Unavailable("the model's stream ended before its answer was complete")
         except GymError as error:

@@ -452,8 +452,8 @@ class Episode:
 
     async def _tool_output(self, name: Any, arguments: Any) -> str:
         # The model wrote all of this: nothing is trusted.
-        known = isinstance(name, str) and is_tool_name(name)
-        if not known or (self._declared is not None and name not in self._declared):
+        is_name = isinstance(name, str) and is_tool_name(name)
+        if not is_name or (self._declared is not None and name not in self._declared):
             return self._refused(None, NotFound.status, f"There is no tool named {str(name)[:100]!r}.")
         limit, size, problem = self._limits.max_argument_bytes, written_bytes(arguments), ""
         if arguments is None:

@@ -82,15 +82,17 @@ class History:
         )
 
     def _identified(self, call: JSON) -> JSON:
-        given = call.get("call_id")
-        made = given if isinstance(given, str) and _ID.fullmatch(given) else f"call_{len(self._ids)}"
-        unique, number = made, self._numbers.get(made, 1)
+        original = call.get("call_id")
+        call_id = (
+            original if isinstance(original, str) and _ID.fullmatch(original) else f"call_{len(self._ids)}"
+        )
+        unique, number = call_id, self._numbers.get(call_id, 1)
         while unique in self._ids:
             number += 1
-            unique = f"{made[:56]}_{number}"
+            unique = f"{call_id[:56]}_{number}"
         self._ids.add(unique)
-        self._numbers[made] = number
-        return call if unique == given else {**call, "call_id": unique}
+        self._numbers[call_id] = number
+        return call if unique == original else {**call, "call_id": unique}
 
     def _sent(self, turn: list[JSON], calls: list[JSON], tools: Collection[str]) -> list[JSON]:
         left_out = {call["call_id"] for call in calls[self._most_calls :]}

@@ -209,8 +209,8 @@ def identity(row: JSON) -> JSON:
     params = row.get("responses_create_params")
     prompt = params.get("input") if isinstance(params, dict) else row.get("prompt")
     items = input_items(prompt) if isinstance(prompt, str | list) else []
-    said = [item for item in items if isinstance(item, dict) and item.get("role") == "user"]
-    text = " ".join(message_text(said[-1])[: 4 * _LONGEST_PROMPT].split()) if said else ""
+    messages = [item for item in items if isinstance(item, dict) and item.get("role") == "user"]
+    text = " ".join(message_text(messages[-1])[: 4 * _LONGEST_PROMPT].split()) if messages else ""
     keys = {"rollout_id": "_ng_rollout_id", "task": "_ng_task_index", "attempt": "_ng_rollout_index"}
     return {**{name: _short(row.get(key)) for name, key in keys.items()}, "prompt": text[:_LONGEST_PROMPT]}
 
@@ -233,8 +233,8 @@ def _of_rollout(rollout: JSON) -> JSON:
 
 def _counts(meter: UsageMeter) -> JSON:
     tokens = [(counts["input_tokens"], counts["output_tokens"]) for _, _, counts in meter]
-    given, made = (sum(column) for column in zip(*tokens, strict=True)) if tokens else (0, 0)
-    return {"turns": meter.calls("model"), "input_tokens": given, "output_tokens": made}
+    prompt, sampled = (sum(column) for column in zip(*tokens, strict=True)) if tokens else (0, 0)
+    return {"turns": meter.calls("model"), "input_tokens": prompt, "output_tokens": sampled}
 
 
 def _short(value: Any) -> Any:

@@ -46,8 +46,8 @@ class CallObserver:
     def begin(self, call: Call) -> ObservedCall:
         meter = self._meters.get(call.op)
         if meter is None:
-            known = self.known(call.op)  # or what clients make up would fill the memory
-            meter = self._meters.setdefault(known, CallMeter(self.server.name, known))
+            is_operation = self.known(call.op)  # or what clients make up would fill the memory
+            meter = self._meters.setdefault(is_operation, CallMeter(self.server.name, is_operation))
         parent = call.traceparent
         if parent is None and self._tracing is not None and call.session is not None:
             parent = self.server.traceparent(call.session)

@@ -52,10 +52,10 @@ def describe_reply(seen: Span, server: str, reply: Reply) -> None:
 
 
 def _describe_chat(seen: Span, server: str, body: Mapping[str, Any], reply: Reply) -> None:
-    asked = str(body.get("model") or server)
-    seen.name(f"chat {asked}")
+    model = str(body.get("model") or server)
+    seen.name(f"chat {model}")
     seen.set(
-        {"gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDER, "gen_ai.request.model": asked}
+        {"gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDER, "gen_ai.request.model": model}
     )
     seen.set({name: _number(body.get(key)) for key, name in _REQUEST.items() if key in body})
     try:

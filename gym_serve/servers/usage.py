@@ -70,8 +70,8 @@ class UsageMeter:
         if tokens is None:
             total["unreported"] += calls
             return None
-        given, cached, output = tokens
-        total["input_tokens"] += given
+        prompt, cached, output = tokens
+        total["input_tokens"] += prompt
         total["cached_tokens"] += cached
         total["output_tokens"] += output
         return tokens

@@ -175,8 +175,8 @@ async def whatever_is_asked_is_answered_or_refused(server: ForeignServer) -> Non
     for op, body, name in targets:
         others = encode({key: body[key] for key in body if key != name})
         for value in _HOSTILE:
-            asked = b"%s%s%s:%s}" % (others[:-1], b"," * (others != b"{}"), encode(name), value)
-            (await server.ask(op, asked, session)).handled()
+            request = b"%s%s%s:%s}" % (others[:-1], b"," * (others != b"{}"), encode(name), value)
+            (await server.ask(op, request, session)).handled()
     await server.work()
 
 
@@ -312,8 +312,11 @@ async def chats_and_messages_get_answers(server: ForeignServer) -> None:
     """A model answers `POST /v1/responses`, `POST /v1/chat/completions` and `POST /v1/messages`"""
     chat = {"model": "policy", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
     (await server.ask_if_there("v1/chat/completions", chat)).value(check=check_completion)
-    said, listed = await server.ask_if_there("v1/messages", chat), await server.ask("v1/models", verb="GET")
-    said.must(isinstance(said.value().get("content"), list), "`content`: a list of parts")
+    message, listed = (
+        await server.ask_if_there("v1/messages", chat),
+        await server.ask("v1/models", verb="GET"),
+    )
+    message.must(isinstance(message.value().get("content"), list), "`content`: a list of parts")
     listed.must(isinstance(listed.value().get("data"), list), "`data`: a list of models")
 
 

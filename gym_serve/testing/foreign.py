@@ -163,14 +163,16 @@ class ForeignServer:
     async def ask(self, op: str, body: Any = b"", session: str | None = None, verb: str = "POST") -> Answer:
         """One request; ``body`` is bytes, or becomes JSON."""
         content = body if isinstance(body, bytes) else encode(body)
-        asked = f"{verb} /{op} {_text(content)}".rstrip() + (f" (session {session[:40]})" if session else "")
+        request = f"{verb} /{op} {_text(content)}".rstrip() + (
+            f" (session {session[:40]})" if session else ""
+        )
         try:
             answer = await self._send(verb, op, _chunks(content), len(content), session_headers(session))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self.gone = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             cause = error.__cause__ or error
-            return Answer(asked, 0, f"no answer: {type(cause).__name__} {cause}".encode())
-        return Answer(asked, answer.status_code, answer.content, session_of(answer, None))
+            return Answer(request, 0, f"no answer: {type(cause).__name__} {cause}".encode())
+        return Answer(request, answer.status_code, answer.content, session_of(answer, None))
 
     async def leave(self, op: str, body: bytes, sent: int) -> None:
         """Send the first bytes of a body, and close the connection."""

@@ -108,17 +108,17 @@ class Rollout:
 
     def _captured(self, given: Any, context: Any) -> Rollout:
         """The same with what the harness gave the model: an input, and tools, of its own."""
-        asked = {**self.params, "input": given if _is_list_of_objects(given) else [], "instructions": None}
+        params = {**self.params, "input": given if _is_list_of_objects(given) else [], "instructions": None}
         if isinstance(self.response.get("tools"), list):
-            asked["tools"] = self.response["tools"]
+            params["tools"] = self.response["tools"]
         at = context if type(context) is int and 0 < context <= len(self.output) else 0
-        return replace(self, params=asked, context=at)
+        return replace(self, params=params, context=at)
 
     @property
     def id(self) -> str:
         """Its ``_ng_rollout_id``, else ``"{task}-{rollout}"``."""
-        given = self.raw.get("_ng_rollout_id")
-        return given if isinstance(given, str) and given else f"{self.task}-{self.index or 0}"
+        own_id = self.raw.get("_ng_rollout_id")
+        return own_id if isinstance(own_id, str) and own_id else f"{self.task}-{self.index or 0}"
 
     @property
     def task(self) -> str:
@@ -242,20 +242,20 @@ def token_parts(rollout: Rollout) -> list[list[TokenTurn]]:
     does not go on from what was seen before. The prompt of a call without tokens is part of the next one's.
     """
     parts: list[list[TokenTurn]] = []
-    seen: list[int] = []
+    context: list[int] = []
     for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
         bundle = read_bundle(item, f"response.output[{i}]")
         if bundle is None or not bundle.generation:
             continue
-        if not parts or bundle.prompt[: len(seen)] != seen:
+        if not parts or bundle.prompt[: len(context)] != context:
             parts.append([])
-            seen = []
+            context = []
         begun = item.get("weight_version")
         one: list[str | None] = [None if begun is None else str(begun)] * len(bundle.generation)
         versions = [*(token_versions(item) or one)]
-        new = bundle.prompt[len(seen) :]
+        new = bundle.prompt[len(context) :]
         parts[-1].append(TokenTurn(new, bundle.generation, bundle.logprobs, versions, i))
-        seen = bundle.prompt + bundle.generation
+        context = bundle.prompt + bundle.generation
     return parts
 
 
@@ -266,13 +266,13 @@ def token_turns(rollout: Rollout) -> list[TokenTurn]:
         raise NotExportable("no_tokens", "no output item carries training tokens")
     first, *others = parts
     if others:
-        seen = [token for turn in first for token in turn.prompt + turn.generation]
+        context = [token for turn in first for token in turn.prompt + turn.generation]
         broken = others[0][0]
         raise NotExportable(
             "broken_prefix",
-            f"response.output[{broken.item}]: the prompt differs from the {len(seen)} tokens seen so far at "
-            f"token {_common_prefix(seen, broken.prompt)} (was the history re-tokenized, truncated, or its "
-            "reasoning stripped?)",
+            f"response.output[{broken.item}]: the prompt differs from the {len(context)} tokens seen so far "
+            f"at token {_common_prefix(context, broken.prompt)} (was the history re-tokenized, truncated, or "
+            "its reasoning stripped?)",
         )
     return first
 

@@ -86,13 +86,13 @@ def samples(
     read = Rollout.read(dict(rollout))
     failure = read.failure_class or ("masked" if read.masked else None)
     reward = (number(read.raw.get("reward")) or 0.0) if read.masked else read.reward
-    found = [
+    cut = [
         _sample(turns, conversation, part, reward, failure, group)
         for conversation in read.conversations()
         for part, turns in enumerate(token_parts(conversation))
     ]
-    if found:
-        return found
+    if cut:
+        return cut
     if failure is None:
         hint = "rollout %s has no tokens and is masked: set `return_token_ids: true` on its model server"
         logger.warning(hint, read.id)
@@ -220,11 +220,11 @@ def _sample(  # noqa: PLR0917
     logprobs: list[float] = []
     versions: list[str | None] = []
     for number_, turn in enumerate(turns):
-        given = turn.prompt if number_ else []  # the first one's is the sample's
-        response += given + turn.generation
-        mask += [0] * len(given) + [int(failure is None)] * len(turn.generation)
-        logprobs += [0.0] * len(given) + turn.logprobs
-        versions += [None] * len(given) + turn.versions
+        prompt = turn.prompt if number_ else []  # the first one's is the sample's
+        response += prompt + turn.generation
+        mask += [0] * len(prompt) + [int(failure is None)] * len(turn.generation)
+        logprobs += [0.0] * len(prompt) + turn.logprobs
+        versions += [None] * len(prompt) + turn.versions
     return TrainingSample(
         turns[0].prompt, response, mask, logprobs, versions, reward, group or of.task, of.task,
         of.id.rpartition(".")[0] if of.branch else of.id, of.branch, part,
@@ -246,13 +246,13 @@ def _is_truncated(of: Rollout) -> bool:
 
 
 def _media(of: Rollout) -> list[JSON]:
-    given = of.params.get("input")
-    found = []
-    for item in (*(given if isinstance(given, list) else ()), *of.output):
+    items = of.params.get("input")
+    media = []
+    for item in (*(items if isinstance(items, list) else ()), *of.output):
         content = item.get("content") if item.get("type", "message") == "message" else item.get("output")
         parts = content if isinstance(content, list) else ()
-        found += [part for part in parts if isinstance(part, dict) and part.get("type") in _MEDIA]
-    return found
+        media += [part for part in parts if isinstance(part, dict) and part.get("type") in _MEDIA]
+    return media
 
 
 def _moments(values: list[float]) -> tuple[float, float]:

@@ -38,11 +38,11 @@ def encoded(tensors: Iterable[tuple[str, torch.Tensor]]) -> bytes:
     from safetensors.torch import save
 
     kept: dict[str, torch.Tensor] = {}
-    seen: set[tuple[int, torch.Size]] = set()
+    shared: set[tuple[int, torch.Size]] = set()
     for name, tensor in tensors:
         place = (tensor.data_ptr(), tensor.shape)
-        if place not in seen:
-            seen.add(place)
+        if place not in shared:
+            shared.add(place)
             kept[name] = tensor.detach().cpu().contiguous()
     data: bytes = save(kept)
     return data

@@ -105,8 +105,10 @@ class HttpTransport:
             raise wrong
         status = answer.status_code
         if status == 404 and call.op in _REQUIRED and not _is_ours(content):
-            said = content[:200].decode("utf-8", "replace")
-            raise EndpointMisconfigured(f"{self.url} has no {call.op} (see url): {said}", server=self.server)
+            excerpt = content[:200].decode("utf-8", "replace")
+            raise EndpointMisconfigured(
+                f"{self.url} has no {call.op} (see url): {excerpt}", server=self.server
+            )
         if tool is not None and self._shows and status in UNAVAILABLE:
             status = ToolFailed.status
         session = session_of(answer, call.session)
@@ -122,14 +124,14 @@ class HttpTransport:
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """See `Transport.stream`; the server is asked for a whole answer, whose events come in one chunk."""
-        asked = orjson.loads(call.body)
-        reply = await self.call(call._replace(body=encode(without_stream(asked))))
+        body = orjson.loads(call.body)
+        reply = await self.call(call._replace(body=encode(without_stream(body))))
         try:
             answer = reply.json()
         except GymError as error:
             error.server = error.server or self.server
             raise
-        yield finished_stream(call.op, asked, answer)
+        yield finished_stream(call.op, body, answer)
 
     async def close(self) -> None:
         if self._client is not None:

@@ -54,14 +54,14 @@ def with_notes(reply: Reply) -> tuple[bytes, dict[str, str]]:
     The texts of judges are left out where there are too many of them.
     """
     notes = {key: value for key, value in (reply.notes or {}).items() if key in _Notes.__struct_fields__}
-    told = encode(notes)
-    if len(told) > _LARGEST and MODEL_CALLS in notes:
+    header = encode(notes)
+    if len(header) > _LARGEST and MODEL_CALLS in notes:
         calls = notes[MODEL_CALLS]
         steps = [_without_texts(step) for step in calls["steps"]]
-        told = encode({**notes, MODEL_CALLS: {**calls, "steps": steps}})
-    if not notes or len(told) > _LARGEST:
+        header = encode({**notes, MODEL_CALLS: {**calls, "steps": steps}})
+    if not notes or len(header) > _LARGEST:
         return reply.content, {}
-    return reply.content + told, {HEADER: str(len(told))}
+    return reply.content + header, {HEADER: str(len(header))}
 
 
 def split_notes(content: bytes, length: str | None, seconds: float) -> tuple[bytes, dict[str, Any] | None]:

@@ -83,17 +83,17 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 def endpoint_of(row: Mapping[str, Any], *, over_http: bool = False) -> ModelEndpoint | None:
     """The endpoint that a row names; None if it names none. Raises as `ModelEndpoint.read`."""
-    given = row.get(MODEL_FIELD)
-    return None if given is None else ModelEndpoint.read(given, over_http=over_http)
+    endpoint = row.get(MODEL_FIELD)
+    return None if endpoint is None else ModelEndpoint.read(endpoint, over_http=over_http)
 
 
 def public_row(row: JSON) -> JSON:
     """A row as it may be written and shown: its endpoint without key and headers."""
-    given = row.get(MODEL_FIELD)
-    if given is None:
+    endpoint = row.get(MODEL_FIELD)
+    if endpoint is None:
         return row
     try:
-        public = ModelEndpoint.read(given).public
+        public = ModelEndpoint.read(endpoint).public
     except InvalidRequest:
         public = {}
     return {**row, MODEL_FIELD: public}

@@ -44,8 +44,8 @@ class PolicyAnswer:
     """Version of the weights: one for all tokens, or one for each; None for the model server's."""
 
     def __post_init__(self) -> None:
-        found = dict(zip(TOKEN_KEYS, ([], list(self.token_ids), list(self.logprobs)), strict=True))
-        if problem := tokens_problem(found):
+        bundle = dict(zip(TOKEN_KEYS, ([], list(self.token_ids), list(self.logprobs)), strict=True))
+        if problem := tokens_problem(bundle):
             raise InvalidRequest(f"a policy's answer must have matching tokens: {problem}")
         if self.finish_reason not in ("stop", "length"):
             raise InvalidRequest(f"`finish_reason` must be stop or length, got {self.finish_reason!r:.40}")

@@ -310,10 +310,10 @@ def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
     if cls is None or not issubclass(cls, OperatorError):
         return None
     record = rollout.get("failure")
-    told: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
-    server, stage, wait = told.get("server"), told.get("stage"), told.get("retry_after")
+    fields: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
+    server, stage, wait = fields.get("server"), fields.get("stage"), fields.get("retry_after")
     return cls(
-        str(told.get("detail", "")),
+        str(fields.get("detail", "")),
         server=server if isinstance(server, str) else None,
         stage=stage if isinstance(stage, str) else None,
         retry_after=wait if isinstance(wait, int | float) else None,

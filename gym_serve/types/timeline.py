@@ -71,15 +71,15 @@ class Timeline:
     def of(cls, rollout: Mapping[str, Any]) -> Timeline | None:
         """The timeline of a rollout; None if it has none that can be read."""
         try:
-            given = msgspec.convert(rollout.get(TIMELINE_FIELD), _RawTimeline)
-            agent, replica = _place(given.agent)
+            raw = msgspec.convert(rollout.get(TIMELINE_FIELD), _RawTimeline)
+            agent, replica = _place(raw.agent)
             return cls(
-                given.began,
-                given.dur / _MICROSECONDS,
+                raw.began,
+                raw.dur / _MICROSECONDS,
                 agent,
                 replica,
-                given.queued / _MICROSECONDS,
-                [_step(step, given.servers, given.endpoints) for step in given.steps],
+                raw.queued / _MICROSECONDS,
+                [_step(step, raw.servers, raw.endpoints) for step in raw.steps],
             )
         except (msgspec.ValidationError, IndexError):
             return None  # a file of another program

@@ -47,10 +47,10 @@ class Annotations:
 
     def of(self, n: int, id_: str) -> dict[str, Any]:
         """The annotation of a rollout, an empty one without any."""
-        found = self._read().get(n)
-        if found is None or found["id"] != id_:
+        note = self._read().get(n)
+        if note is None or note["id"] != id_:
             return EMPTY
-        return {key: found[key] for key in EMPTY}
+        return {key: note[key] for key in EMPTY}
 
     def tags(self, n: int, id_: str) -> list[str]:
         tags: list[str] = self.of(n, id_)["tags"]
@@ -58,27 +58,27 @@ class Annotations:
 
     def tagged(self, tag: str) -> list[int]:
         """The numbers of the rollouts with a tag."""
-        return [n for n, found in self._read().items() if tag in found["tags"]]
+        return [n for n, note in self._read().items() if tag in note["tags"]]
 
     def all_tags(self) -> list[str]:
-        return sorted({tag for found in self._read().values() for tag in found["tags"]})
+        return sorted({tag for note in self._read().values() for tag in note["tags"]})
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The annotations, one for each rollout that has one."""
-        for n, found in sorted(self._read().items()):
-            if any(found[key] for key in ("tags", "comment")) or found["reward"] is not None:
-                yield {"n": n, **found}
+        for n, note in sorted(self._read().items()):
+            if any(note[key] for key in ("tags", "comment")) or note["reward"] is not None:
+                yield {"n": n, **note}
 
     def put(self, n: int, id_: str, given: Any) -> dict[str, Any]:
         """Note something of a rollout, in place of what was noted before. Raises InvalidRequest: it is no
         annotation; BadRequest: the file cannot be written."""
-        found = {"n": n, "id": id_, **_checked(given), "at": round(time.time(), 3)}
+        note = {"n": n, "id": id_, **_checked(given), "at": round(time.time(), 3)}
         with self._lock:
             try:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
                 descriptor = os.open(self.path, flags, 0o666)
                 try:
-                    os.write(descriptor, orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE))
+                    os.write(descriptor, orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE))
                 finally:
                     os.close(descriptor)
             except OSError as error:
@@ -88,17 +88,17 @@ class Annotations:
     def _read(self) -> dict[int, dict[str, Any]]:
         with self._lock:
             try:
-                found = self.path.lstat()
-                if not stat.S_ISREG(found.st_mode):
+                status = self.path.lstat()
+                if not stat.S_ISREG(status.st_mode):
                     raise FileNotFoundError(self.path)
             except OSError:
                 if self._known:
                     self._known, self._revision = {}, self._revision + 1
                 self._seen = None
                 return self._known
-            seen = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if seen != self._seen:
-                self._seen = seen
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if identity != self._seen:
+                self._seen = identity
                 self._known = dict(_records(self.path))
                 self._revision += 1
             return self._known
@@ -119,8 +119,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with open(open_regular(path), "rb") as file:
         for line in file:
             try:
-                found = orjson.loads(line)
-                yield found["n"], {"id": str(found["id"]), **_checked(found), "at": found.get("at")}
+                record = orjson.loads(line)
+                yield record["n"], {"id": str(record["id"]), **_checked(record), "at": record.get("at")}
             except (ValueError, TypeError, KeyError, InvalidRequest):
                 continue  # a torn line, or one of another program
 

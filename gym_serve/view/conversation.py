@@ -62,9 +62,9 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
 
 def shown_rollout(raw: JSON, row: JSON, begin: int | None = None, end: int | None = None) -> JSON:
     """A rollout for the page, without its place in a file."""
-    given = _object(raw.get("responses_create_params"))
+    params = _object(raw.get("responses_create_params"))
     response = _object(raw.get("response"))
-    everything = _Conversation(raw, given, response)
+    everything = _Conversation(raw, params, response)
     cut: list[str] = []
     items, omitted = everything.shown(begin, end, cut)
     if everything.cut:
@@ -75,8 +75,8 @@ def shown_rollout(raw: JSON, row: JSON, begin: int | None = None, end: int | Non
         "task": row["task"],
         "attempt": row["attempt"],
         "summary": row,
-        "instructions": _instructions(given, response, cut),
-        "tools": _tools(given, response, cut),
+        "instructions": _instructions(params, response, cut),
+        "tools": _tools(params, response, cut),
         "items": items,
         "omitted": omitted,
         "total": len(everything.items),
@@ -111,10 +111,10 @@ class _Conversation:
 
     def __init__(self, raw: JSON, given: JSON, response: JSON) -> None:
         captured = "captured_input" in raw
-        asked = _items(raw.get("captured_input") if captured else given.get("input"))
+        prompt = _items(raw.get("captured_input") if captured else given.get("input"))
         output = _items(response.get("output"))
-        self.items = [*asked, *output]
-        self.turns = _turns(self.items, len(asked))
+        self.items = [*prompt, *output]
+        self.turns = _turns(self.items, len(prompt))
         self.branches: list[JSON] = []
         others = [branch for branch in _list(raw.get("branches")) if isinstance(branch, dict)]
         self.cut = len(others) > _MOST_BRANCHES
@@ -153,13 +153,13 @@ class _Conversation:
             chosen = list(range(count))
         left = _LONGEST_ALONE if len(chosen) == 1 else _ALL_TEXT
         longest = _LONGEST_ALONE if len(chosen) == 1 else _LONGEST_TEXT
-        made = []
+        entries = []
         for index in chosen:
             allowed = min(longest, max(_LEAST_TEXT, left))
             item = _shown(self.items[index], allowed, cut, index)
             left -= len(item["text"]) + len(item["arguments_text"] or "")
-            made.append({"index": index, **item, "turn": self.turns[index]})
-        return made, 0 if begin is not None or end is not None else count - len(chosen)
+            entries.append({"index": index, **item, "turn": self.turns[index]})
+        return entries, 0 if begin is not None or end is not None else count - len(chosen)
 
 
 def _common(own: dict[bytes, int], known: Sequence[dict[bytes, int]]) -> tuple[int | None, int]:
@@ -184,44 +184,44 @@ def _items(given: Any) -> list[JSON]:
     """The items of an input or an output; messages of Chat Completions become items."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    found: list[JSON] = []
+    items: list[JSON] = []
     for item in given if isinstance(given, list) else ():
         if not isinstance(item, dict):
-            found.append({"type": "other", "content": _text(item)})
+            items.append({"type": "other", "content": _text(item)})
             continue
         if item.get("role") == "tool":
             output = item.get("content")
-            found.append(
+            items.append(
                 {"type": "function_call_output", "call_id": item.get("tool_call_id"), "output": output}
             )
             continue
         calls = item.get("tool_calls")
         if not (isinstance(calls, list) and calls):
-            found.append(item)
+            items.append(item)
             continue
         if item.get("content"):
-            found.append({key: value for key, value in item.items() if key != "tool_calls"})
+            items.append({key: value for key, value in item.items() if key != "tool_calls"})
         for call in calls:
             function = _object(_object(call).get("function"))
-            found.append({"type": "function_call", "call_id": _object(call).get("id"), **function})
-    return found
+            items.append({"type": "function_call", "call_id": _object(call).get("id"), **function})
+    return items
 
 
 def _turns(items: Sequence[JSON], asked: int) -> list[int | None]:
     """Which model call said each item; None for what the model did not say."""
     counted = any(item.get("prompt_token_ids") for item in items)
-    found: list[int | None] = [None] * min(asked, len(items))
+    turns: list[int | None] = [None] * min(asked, len(items))
     turn, before = 0, True
     for item in items[asked:]:
         kind, role = _kind(item)
         said = role == "assistant" and kind != "result"
         if said and not before and not counted:
             turn += 1
-        found.append(turn if said else None)
+        turns.append(turn if said else None)
         before = said
         if counted and item.get("prompt_token_ids"):
             turn += 1
-    return found
+    return turns
 
 
 def _kind(item: JSON) -> tuple[str, str]:
@@ -307,28 +307,28 @@ def _media(kind: str, part: JSON, cut: list[str], index: int) -> JSON:
     """An image, a sound or a file: its data in base64, else where it is."""
     inner = _object(part.get(kind)) or _object(part.get(f"input_{kind}")) or _object(part.get("image_url"))
     names = ("image_url", "url", "data", "file_data", "file_url")
-    given = next((v for name in names for v in (part.get(name), inner.get(name)) if isinstance(v, str)), "")
+    source = next((v for name in names for v in (part.get(name), inner.get(name)) if isinstance(v, str)), "")
     name = part.get("filename") or inner.get("filename") or part.get("file_id")
-    found: JSON = {"type": kind, "name": str(name)[:200] if name else None}
-    match = _DATA_URL.match(given[:300])
+    media: JSON = {"type": kind, "name": str(name)[:200] if name else None}
+    match = _DATA_URL.match(source[:300])
     form = inner.get("format") or part.get("format")
     if match is not None:
-        found |= {"media_type": match[1], "data": given[match.end() :]}
-    elif kind == "audio" and given and form:
-        found |= {"media_type": f"audio/{str(form)[:20]}", "data": given}
+        media |= {"media_type": match[1], "data": source[match.end() :]}
+    elif kind == "audio" and source and form:
+        media |= {"media_type": f"audio/{str(form)[:20]}", "data": source}
     else:
-        found |= {"media_type": None, "data": given[:2000]}  # an address, which is never loaded
-    if len(found["data"]) > _LONGEST_MEDIA:
+        media |= {"media_type": None, "data": source[:2000]}  # an address, which is never loaded
+    if len(media["data"]) > _LONGEST_MEDIA:
         cut.append(f"items[{index}]")
-        found |= {"data": None, "bytes": len(given) * 3 // 4}
-    return found
+        media |= {"data": None, "bytes": len(source) * 3 // 4}
+    return media
 
 
 def _instructions(given: JSON, response: JSON, cut: list[str]) -> str | None:
-    found = given.get("instructions") or response.get("instructions")
-    if found is None or found == "":
+    instructions = given.get("instructions") or response.get("instructions")
+    if instructions is None or instructions == "":
         return None
-    text = found if isinstance(found, str) else _text(found)
+    text = instructions if isinstance(instructions, str) else _text(instructions)
     if len(text) > _LONGEST_TEXT:
         cut.append("instructions")
     return text[:_LONGEST_TEXT]
@@ -387,24 +387,24 @@ def _field(value: Any, name: str, cut: list[str]) -> Any:
 def _judge(raw: JSON, cut: list[str]) -> list[JSON]:
     """What the environment asked its models, by the timeline, else by the verifier."""
     timeline = Timeline.of(raw)
-    found = [
+    calls = [
         {"model": step.server, "prompt": step.prompt, "answer": step.answer, "seconds": step.duration}
         for step in (timeline.steps if timeline is not None else ())
         if step.kind == "model" and step.stage is not None and (step.prompt or step.answer)
     ]
-    if not found:
+    if not calls:
         for call in _list(raw.get("judge_evaluations")):
-            asked = _object(_object(call).get("responses_create_params"))
+            params = _object(_object(call).get("responses_create_params"))
             answered = _object(_object(call).get("response"))
-            found.append(
+            calls.append(
                 {
-                    "model": str(answered.get("model") or asked.get("model") or "judge"),
-                    "prompt": "\n\n".join(map(_said, _items(asked.get("input")))),
+                    "model": str(answered.get("model") or params.get("model") or "judge"),
+                    "prompt": "\n\n".join(map(_said, _items(params.get("input")))),
                     "answer": "\n\n".join(map(_said, _items(answered.get("output")))),
                     "seconds": None,
                 }
             )
-    return [{**call, **_cut_texts(call, cut)} for call in found[:50]]
+    return [{**call, **_cut_texts(call, cut)} for call in calls[:50]]
 
 
 def _cut_texts(call: JSON, cut: list[str]) -> JSON:
@@ -421,18 +421,18 @@ def _said(item: JSON) -> str:
 def _failure(raw: JSON, row: JSON) -> JSON | None:
     if row["failure"] is None:
         return None
-    told = _object(raw.get("failure"))
-    trace = told.get("trace") or told.get("traceback")
-    message = told.get("detail") or raw.get("error") or ""
+    failure = _object(raw.get("failure"))
+    trace = failure.get("trace") or failure.get("traceback")
+    message = failure.get("detail") or raw.get("error") or ""
     if row["failure"] == MASKED:
         message = f"its environment leaves it out of scores; the reward was {_text(raw.get('reward'))[:100]}"
     return {
         "class": row["failure"],
         "message": str(message)[:_LONGEST_TEXT],
         "terminal": bool(raw.get("_ng_failure_terminal")),
-        "stage": str(told["stage"])[:100] if told.get("stage") else None,
-        "server": str(told["server"])[:100] if told.get("server") else None,
-        "status": told.get("status") if type(told.get("status")) is int else None,
+        "stage": str(failure["stage"])[:100] if failure.get("stage") else None,
+        "server": str(failure["server"])[:100] if failure.get("server") else None,
+        "status": failure.get("status") if type(failure.get("status")) is int else None,
         "trace": _text(trace)[:_LONGEST_TEXT] if trace else None,
     }
 

@@ -26,13 +26,13 @@ _LARGEST_HEADER = 16 << 20  # bytes
 def parse_price(text: str) -> tuple[str, Prices]:
     """A model server and its prices per million tokens, of ``MODEL=INPUT/OUTPUT[/CACHED]``. Raises
     InvalidRequest: it is something else."""
-    name, _, given = text.rpartition("=")
+    name, _, price = text.rpartition("=")
     try:
-        numbers = [float(part) for part in given.split("/")]
-        made, *cached = numbers[1:]
+        numbers = [float(part) for part in price.split("/")]
+        output, *cached = numbers[1:]
         if not name or len(cached) > 1:
             raise ValueError
-        prices = Prices(input=numbers[0], output=made, cached_input=cached[0] if cached else None)
+        prices = Prices(input=numbers[0], output=output, cached_input=cached[0] if cached else None)
     except ValueError:  # pydantic's, too
         raise InvalidRequest(
             f"a price must be MODEL=INPUT/OUTPUT or MODEL=INPUT/OUTPUT/CACHED, per million tokens,"

@@ -81,9 +81,9 @@ def check(expression: str, own: Collection[str] | None) -> None:
                 raise BadExpression("')' closes nothing", at)
             opened.pop()
         elif kind == "odd":
-            told = "this quote is not closed" if match[0] == "'" else f"{match[0]!r} is unexpected"
+            problem = "this quote is not closed" if match[0] == "'" else f"{match[0]!r} is unexpected"
             hint = "; a text stands in single quotes" if match[0] == '"' else ""
-            raise BadExpression(told + hint, at)
+            raise BadExpression(problem + hint, at)
         elif kind == "own":
             if own is not None and _own(match) not in own:
                 raise BadExpression(unknown(_own(match), own), at)
@@ -147,7 +147,7 @@ def unknown(name: str, own: Collection[str] | None) -> str:
     """What to say of a name that there is not."""
     names = [*NAMES, *(own or ())]
     last = name.rpartition(".")[2].lower()
-    same = [found for found in names if found.rpartition(".")[2].lower() == last]
+    same = [name_there for name_there in names if name_there.rpartition(".")[2].lower() == last]
     near = same or difflib.get_close_matches(name.lower(), names, 1)
     if near:
         return f"there is no {name[:60]!r}; did you mean {written(near[0])}?"
@@ -182,8 +182,10 @@ def _compile(sql: str, expression: str) -> None:
     def authorize(action: int, name: str | None, function: str | None, *_: object) -> int:
         if action == sqlite3.SQLITE_SELECT:
             return next(selects, sqlite3.SQLITE_DENY)
-        known = action == sqlite3.SQLITE_READ or (action == sqlite3.SQLITE_FUNCTION and function in FUNCTIONS)
-        return sqlite3.SQLITE_OK if known else sqlite3.SQLITE_DENY
+        is_allowed = action == sqlite3.SQLITE_READ or (
+            action == sqlite3.SQLITE_FUNCTION and function in FUNCTIONS
+        )
+        return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
     database = sqlite3.connect(":memory:")
     try:

@@ -252,8 +252,8 @@ def _lenient(kind: Any, value: Any) -> Any:
         if not isinstance(value, dict):
             return None
         fields = ((field.name, field.type) for field in msgspec.structs.fields(kind) if field.name in value)
-        given = {name: _lenient(type_, value[name]) for name, type_ in fields}
-        return kind(**{name: made for name, made in given.items() if made is not None})
+        values = {name: _lenient(type_, value[name]) for name, type_ in fields}
+        return kind(**{name: made for name, made in values.items() if made is not None})
     if kind is msgspec.Raw:
         return msgspec.Raw(b"[..]" if value else b"")
     if args == (Any,):
@@ -324,13 +324,13 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
 
 
 def _by_model(stages: Mapping[str, Mapping[str, _Usage]]) -> dict[str, Usage]:
-    found: dict[str, Usage] = {}
+    by_model: dict[str, Usage] = {}
     for servers in stages.values():
         for server, usage in servers.items():
-            given = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.unreported)
-            known = found.get(name := server[:NAME_LIMIT], (0, 0, 0, 0))
-            found[name] = Usage(*(_small(a + _count(b)) for a, b in zip(known, given, strict=True)))
-    return found
+            tokens = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.unreported)
+            sums = by_model.get(name := server[:NAME_LIMIT], (0, 0, 0, 0))
+            by_model[name] = Usage(*(_small(a + _count(b)) for a, b in zip(sums, tokens, strict=True)))
+    return by_model
 
 
 def _take_step(facts: Facts, step: list[Any], servers: list[str]) -> None:
@@ -414,14 +414,14 @@ def _runs_of_the_assistant(output: Iterable[_Item]) -> int:
 
 
 def _own(top: Mapping[str, msgspec.Raw]) -> dict[str, float | int | str]:
-    found: dict[str, dict[str, float | int | str]] = {"row": {}, "fields": {}}
+    own: dict[str, dict[str, float | int | str]] = {"row": {}, "fields": {}}
     of = "row"
     for key, raw in top.items():
         of = "fields" if key == "response" else of
-        if is_own(key) and len(found[of]) < _MOST_FIELDS and (value := _scalar(raw)) is not None:
+        if is_own(key) and len(own[of]) < _MOST_FIELDS and (value := _scalar(raw)) is not None:
             scalar = int(value) if isinstance(value, bool) else value
-            found[of][key[:NAME_LIMIT]] = scalar[:PROMPT_LIMIT] if isinstance(scalar, str) else scalar
-    return {f"{of}.{name}": value for of, values in found.items() for name, value in values.items()}
+            own[of][key[:NAME_LIMIT]] = scalar[:PROMPT_LIMIT] if isinstance(scalar, str) else scalar
+    return {f"{of}.{name}": value for of, values in own.items() for name, value in values.items()}
 
 
 def _decoded(raw: msgspec.Raw | None) -> Any:

@@ -48,11 +48,11 @@ class _Position:
         if not self.offset and not self.copied[0]:
             return False
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:
             return True
         least = self.copied[0] if compressed else self.offset
-        if (found.st_dev, found.st_ino) != (self.device, self.inode) or found.st_size < least:
+        if (status.st_dev, status.st_ino) != (self.device, self.inode) or status.st_size < least:
             return True
         return (self.head, self.tail) != _ends(path, least)
 
@@ -77,8 +77,8 @@ class _Lines:
         problem: Exception | None = None
         copied = False
         try:
-            found = self.path.stat()
-            self.at.device, self.at.inode = found.st_dev, found.st_ino
+            status = self.path.stat()
+            self.at.device, self.at.inode = status.st_dev, status.st_ino
             copied = self.compressed and self._decompress(ends)
         except FileNotFoundError:
             return False
@@ -262,12 +262,12 @@ def drop_stale(cache: Path) -> None:
         try:
             database = sqlite3.connect(f"file:{database_of(folder)}?mode=ro", uri=True)
             try:
-                found = database.execute("SELECT value FROM state WHERE key = 'path'").fetchone()
+                row = database.execute("SELECT value FROM state WHERE key = 'path'").fetchone()
             finally:
                 database.close()
         except sqlite3.DatabaseError:
             continue
-        if found and not Path(os.fsdecode(found[0])).parent.exists():
+        if row and not Path(os.fsdecode(row[0])).parent.exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 

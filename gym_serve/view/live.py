@@ -73,11 +73,11 @@ async def _episode(request: Request, path: str, episodes: LiveEpisodesOfGraph) -
         raise NotFound("there is no such page")
     is_raw = rest == "0/raw"
     begin, end = number_of(request, "from"), number_of(request, "to")
-    found = await episodes.look(id, None if is_raw else request.query_params.get("known"))
-    rollout = found.pop("rollout", None)
+    episode = await episodes.look(id, None if is_raw else request.query_params.get("known"))
+    rollout = episode.pop("rollout", None)
     if is_raw:
         return Response(encode(rollout), media_type="text/plain; charset=utf-8")
-    content = await asyncio.to_thread(_shown, found, rollout, begin, end)
+    content = await asyncio.to_thread(_shown, episode, rollout, begin, end)
     return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
 
 

@@ -105,13 +105,13 @@ def reading_all(runs: Sequence[Run], *filters: str, sort: str | None = None) -> 
     BadExpression: a filter or the sort cannot be understood."""
     with ExitStack() as stack:
         readings = [stack.enter_context(run.reading()) for run in runs]
-        known = {name for reading in readings for name in reading.own}
+        names = {name for reading in readings for name in reading.own}
         indexed = all(reading.state.get("done") for reading in readings)
         for expression in filters:
-            check(expression, sorted(known) if indexed else None)
+            check(expression, sorted(names) if indexed else None)
         name = (sort or "").removeprefix("-")
-        if indexed and "." in name and name not in known:
-            raise BadExpression(unknown(name, sorted(known)))
+        if indexed and "." in name and name not in names:
+            raise BadExpression(unknown(name, sorted(names)))
         yield readings
 
 
@@ -185,12 +185,12 @@ def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
         f"SELECT {chosen}, details.id, details.prompt FROM rollouts JOIN details USING (n)"
         f" WHERE n IN ({', '.join('?' * len(numbers))})"
     )
-    found = {values[0]: values for values in reading.sql(query, numbers)}
+    by_number = {values[0]: values for values in reading.sql(query, numbers)}
     for n in numbers:
-        values = found[n]
+        values = by_number[n]
         *fields, id_, prompt = values[len(_ROW) :]
         row = dict(zip(_ROW, values, strict=False))
-        given, made = row.pop("input_tokens"), row.pop("output_tokens")
+        given, sampled = row.pop("input_tokens"), row.pop("output_tokens")
         yield {
             "run": reading.run.id,
             **row,
@@ -199,9 +199,9 @@ def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
             "tools": _names(row["tools"]),
             "version": None if row["version"] is None else str(row["version"]),
             "last_version": None if row["last_version"] is None else str(row["last_version"]),
-            "tokens": None if given is None and made is None else (given or 0) + (made or 0),
+            "tokens": None if given is None and sampled is None else (given or 0) + (sampled or 0),
             "input_tokens": given,
-            "output_tokens": made,
+            "output_tokens": sampled,
             "prompt": prompt,
             "marks": reading.run.annotations.tags(n, id_),
             "fields": {
@@ -244,14 +244,14 @@ def _tasks(readings: Sequence[Reading], where: str) -> dict[int | str, _Task]:
             f" FROM rollouts WHERE {reading.where(where)} GROUP BY task"
         )
         for task, *numbers in reading.once(("tasks", where), partial(reading.sql, query)):
-            known = tasks.get(task)
-            if known is None:
+            entry = tasks.get(task)
+            if entry is None:
                 tasks[task] = numbers
             else:
-                known[:4] = [a + b for a, b in zip(known[:4], numbers[:4], strict=True)]
-                known[4] = min((v for v in (known[4], numbers[4]) if v is not None), default=None)
-                known[5] = max((v for v in (known[5], numbers[5]) if v is not None), default=None)
-                known[6] = max(known[6], numbers[6])
+                entry[:4] = [a + b for a, b in zip(entry[:4], numbers[:4], strict=True)]
+                entry[4] = min((v for v in (entry[4], numbers[4]) if v is not None), default=None)
+                entry[5] = max((v for v in (entry[5], numbers[5]) if v is not None), default=None)
+                entry[6] = max(entry[6], numbers[6])
     return {
         task: (
             task,
@@ -269,9 +269,9 @@ def _tasks(readings: Sequence[Reading], where: str) -> dict[int | str, _Task]:
 
 def _in_order(tasks: dict[int | str, _Task], place: int, down: bool) -> list[int | str]:
     """The tasks by one of their figures; those without it come last."""
-    given: list[Any] = [task for task in tasks.values() if task[place] is not None]
-    given.sort(key=lambda task: (isinstance(task[place], str), task[place]), reverse=down)
-    return [task[0] for task in given] + [task[0] for task in tasks.values() if task[place] is None]
+    with_value: list[Any] = [task for task in tasks.values() if task[place] is not None]
+    with_value.sort(key=lambda task: (isinstance(task[place], str), task[place]), reverse=down)
+    return [task[0] for task in with_value] + [task[0] for task in tasks.values() if task[place] is None]
 
 
 def _task_row(readings: Sequence[Reading], where: str, task: _Task) -> dict[str, Any]:
@@ -317,9 +317,9 @@ def read_facets(reading: Reading, where: str) -> tuple[dict[str, dict[str, int]]
         name: Counter() for name in ("agent", "environment", "failure", "version", "last_version", "tool")
     }
     straddling = 0
-    for *told, tools, count in rows:
-        straddling += count if told[3] != told[4] else 0
-        for name, value in zip(facets, told, strict=False):
+    for *values, tools, count in rows:
+        straddling += count if values[3] != values[4] else 0
+        for name, value in zip(facets, values, strict=False):
             if value is not None:
                 facets[name][str(value)] += count
         for tool in _names(tools):

@@ -111,14 +111,14 @@ class Reading:
         self._filtered = False
         try:
             self.state: dict[str, Any] = dict(connection.execute("SELECT key, value FROM state"))
-            found = list(connection.execute("SELECT name, number, numeric FROM fields ORDER BY number"))
+            fields = list(connection.execute("SELECT name, number, numeric FROM fields ORDER BY number"))
         except sqlite3.DatabaseError:  # there is no index yet, or the indexer will make it anew
-            self.state, found = {}, []
+            self.state, fields = {}, []
         if self.state.get("format") != FORMAT:
-            self.state, found = {}, []
-        self.own = {name: f"f{number}" for name, number, _ in found}
+            self.state, fields = {}, []
+        self.own = {name: f"f{number}" for name, number, _ in fields}
         """Columns of the verifier's fields, ``fields.NAME``, and of the row's keys, ``row.NAME``."""
-        self.numeric = frozenset(name for name, _, is_numeric in found if is_numeric)
+        self.numeric = frozenset(name for name, _, is_numeric in fields if is_numeric)
         """Those of them that hold numbers."""
         self.models: dict[str, int] = {} if self.empty else dict(self.sql("SELECT name, number FROM models"))
         """Numbers of the model servers whose usage the index has."""
@@ -177,22 +177,22 @@ class Reading:
 
     def once(self, key: Hashable, ask: Callable[[], Any]) -> Any:
         """The answer of ``ask``, which is kept as long as the index does not change."""
-        found = self.run.kept(key, self.revision)
-        if found is None:
-            found = ask()
-            self.run.keep(key, self.revision, found)
-        return found
+        answer = self.run.kept(key, self.revision)
+        if answer is None:
+            answer = ask()
+            self.run.keep(key, self.revision, answer)
+        return answer
 
     def problems(self) -> list[dict[str, Any]]:
         """The lines that could not be read; the first of them."""
         rows = self.sql("SELECT file, line, message FROM problems LIMIT 100")
-        found = [{"line": line, "message": f"{file}: {message}"} for file, line, message in rows]
+        listed = [{"line": line, "message": f"{file}: {message}"} for file, line, message in rows]
         if self.state.get("unfinished"):
             message = f"the last line is not complete yet ({self.state['unfinished']:,} bytes)"
-            found.insert(0, {"line": None, "message": message})
+            listed.insert(0, {"line": None, "message": message})
         if self.state.get("error"):
-            found.insert(0, {"line": None, "message": str(self.state["error"])})
-        return found
+            listed.insert(0, {"line": None, "message": str(self.state["error"])})
+        return listed
 
     def line(self, n: int) -> bytes:
         """A rollout's line, as it is stored. Raises NotFound: there is no such rollout, or no longer."""

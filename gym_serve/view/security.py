@@ -70,8 +70,8 @@ class Guard:
         if self._token is None and not _is_here(headers.get("host", "")):
             return Forbidden("the Host header must name this machine, such as 127.0.0.1 or localhost")
         if scope["path"].startswith("/api/") and self._token is not None:
-            given = headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            header = headers.get("authorization", "")
+            if not hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode()):
                 return Unauthorized(
                     "the token is missing or wrong: open the URL that `gym-serve view` printed"
                 )

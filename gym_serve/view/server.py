@@ -50,13 +50,13 @@ def application(view: View, token: str | None = None) -> Guard:
 
 def runs_json(view: View) -> dict[str, Any]:
     """The runs and how far they are indexed."""
-    found = []
+    entries = []
     for run in view.runs.values():
         with run.reading() as reading:
             state = reading.state
             rows = reading.sql("SELECT count(*) FROM rollouts")
             extra = bool(state.get("unfinished")) + bool(state.get("error"))
-            found.append(
+            entries.append(
                 {
                     "id": run.id,
                     "name": run.files.name,
@@ -69,7 +69,7 @@ def runs_json(view: View) -> dict[str, Any]:
                     "problem_count": state.get("problems", 0) + extra,
                 }
             )
-    return {"runs": found, "live": False}
+    return {"runs": entries, "live": False}
 
 
 def _runs(view: View, request: Request) -> Any:
@@ -108,9 +108,9 @@ def _tokens(view: View, request: Request) -> Any:
 
 
 def _compare(view: View, request: Request) -> Any:
-    asked = request.query_params
-    left, right = view.run(asked.get("left", "")), view.run(asked.get("right", ""))
-    own = (asked.get("left_where", ""), asked.get("right_where", ""))
+    params = request.query_params
+    left, right = view.run(params.get("left", "")), view.run(params.get("right", ""))
+    own = (params.get("left_where", ""), params.get("right_where", ""))
     return compare_runs(left, right, _where(request), *own, failures=_failures(request))
 
 
@@ -129,9 +129,9 @@ def names_of(view: View) -> list[str]:
 def _exported(view: View, request: Request) -> Any:
     runs = view.chosen(request.query_params.getlist("run"))
     lines = [
-        orjson.dumps({"run": run.files.name, **found}, option=orjson.OPT_APPEND_NEWLINE)
+        orjson.dumps({"run": run.files.name, **line}, option=orjson.OPT_APPEND_NEWLINE)
         for run in runs
-        for found in run.annotations.lines()
+        for line in run.annotations.lines()
     ]
     headers = {"Content-Disposition": 'attachment; filename="annotations.jsonl"'}
     return Response(b"".join(lines), media_type="application/jsonl", headers=headers)
@@ -164,10 +164,10 @@ def _answering(view: View, handler: _Handler) -> Callable[[Request], Any]:
 def _annotating(view: View) -> Callable[[Request], Any]:
     async def annotate(request: Request) -> Response:
         try:
-            given = None
+            content = None
             if request.method == "PUT":
-                given = await _body(request)
-            return await run_in_threadpool(lambda: _encoded(_annotation(view, request, given)))
+                content = await _body(request)
+            return await run_in_threadpool(lambda: _encoded(_annotation(view, request, content)))
         except GymError as error:
             return _told(error)
 
@@ -242,17 +242,17 @@ def _where(request: Request) -> str:
 
 
 def _failures(request: Request) -> Failures:
-    given = request.query_params.get("failures") or "mask"
-    if given not in ("mask", "zero"):
-        raise BadRequest(f"`failures` must be mask or zero, got {given[:20]!r}")
-    return "zero" if given == "zero" else "mask"
+    choice = request.query_params.get("failures") or "mask"
+    if choice not in ("mask", "zero"):
+        raise BadRequest(f"`failures` must be mask or zero, got {choice[:20]!r}")
+    return "zero" if choice == "zero" else "mask"
 
 
 def number_of(request: Request, name: str) -> int | None:
     """A query parameter that is an integer from 0; None without it."""
-    given = request.query_params.get(name)
-    if given is None or given == "":
+    text = request.query_params.get(name)
+    if text is None or text == "":
         return None
-    if not given.isascii() or not given.isdigit() or len(given) > 15:
-        raise BadRequest(f"`{name}` must be an integer from 0, got {given[:20]!r}")
-    return int(given)
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise BadRequest(f"`{name}` must be an integer from 0, got {text[:20]!r}")
+    return int(text)

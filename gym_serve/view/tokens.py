@@ -32,22 +32,22 @@ def read_tokens(reading: Reading, n: int, begin: int = 0, end: int | None = None
     """
     raw = reading.rollout(n)
     gain = _advantage(reading, n)
-    found: list[JSON] = []
+    shown: list[JSON] = []
     total = 0
     problem: str | None = None
     try:
         whole = Rollout.read(raw)
         for conversation in whole.conversations():
-            seen: list[int] = []
+            context: list[int] = []
             for item, bundle in _calls(conversation):
                 turn, total = total, total + 1
-                reused = _common(seen, bundle.prompt)
-                drift = len(seen) - reused
+                reused = _common(context, bundle.prompt)
+                drift = len(context) - reused
                 count = len(bundle.generation)
-                seen = bundle.prompt + bundle.generation
+                context = bundle.prompt + bundle.generation
                 if turn < begin or (end is not None and turn >= end):
                     continue
-                found.append(
+                shown.append(
                     {
                         "turn": turn,
                         "branch": conversation.branch,
@@ -61,7 +61,7 @@ def read_tokens(reading: Reading, n: int, begin: int = 0, end: int | None = None
                 )
     except NotExportable as error:
         problem = error.message
-    return {"turns": found, "total": total, "problem": problem}
+    return {"turns": shown, "total": total, "problem": problem}
 
 
 def _calls(conversation: Rollout) -> Iterator[tuple[JSON, Bundle]]:
@@ -77,8 +77,8 @@ def _tokens(item: JSON, bundle: Bundle, trained: bool) -> Iterator[JSON]:
     one = item.get("weight_version")
     fixed = None if one is None else str(one)[:100]
     versions: list[str | None] = [*(token_versions(item) or ())] or [fixed] * len(bundle.generation)
-    told = _told(item, len(bundle.generation))
-    for id_, logprob, version, entry in zip(bundle.generation, bundle.logprobs, versions, told, strict=True):
+    texts = _told(item, len(bundle.generation))
+    for id_, logprob, version, entry in zip(bundle.generation, bundle.logprobs, versions, texts, strict=True):
         yield {
             "id": id_,
             "logprob": logprob,
@@ -103,13 +103,13 @@ def _told(item: JSON, count: int) -> list[JSON]:
 
 def _entropy(top: Any) -> float | None:
     """In nats, of the alternatives that the model server told, as if there were no others."""
-    given = (
+    candidates = (
         [entry.get("logprob") for entry in top if isinstance(entry, dict)] if isinstance(top, list) else []
     )
-    known = [value for value in given if isinstance(value, int | float) and value <= 0]
-    if len(known) < 2:
+    logprobs = [value for value in candidates if isinstance(value, int | float) and value <= 0]
+    if len(logprobs) < 2:
         return None
-    return math.fsum(-math.exp(value) * value for value in known)
+    return math.fsum(-math.exp(value) * value for value in logprobs)
 
 
 def _advantage(reading: Reading, n: int) -> float | None:

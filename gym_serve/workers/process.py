@@ -123,5 +123,5 @@ def _collect(process: subprocess.Popen[bytes], grace: float) -> End:
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     # A new process begins with the memory of its parent, which counts as its own peak.
-    known = usage.ru_maxrss > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return End(process.returncode, known * usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    is_peak = usage.ru_maxrss > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return End(process.returncode, is_peak * usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))

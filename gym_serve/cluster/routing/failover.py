@@ -123,11 +123,13 @@ class FailoverTransport:
         if reply.state is not None:
             self.states.keep(reply.session, reply.state)
         held = self.states.get(reply.session)
-        asked, version = split_token(call.session or "")
+        session_id, version = split_token(call.session or "")
         if held is not None and held.version >= version:
             return reply._replace(session=held.token, state=None)
         # A token of another gateway stays as it is.
-        return reply._replace(session=call.session if asked == reply.session else reply.session, state=None)
+        return reply._replace(
+            session=call.session if session_id == reply.session else reply.session, state=None
+        )
 
 
 @dataclass(eq=False, slots=True)

@@ -88,14 +88,14 @@ class McpTools:
         """All tools, as a row has them (OpenAI's function tools). Raises GraphError: the server does not tell
         them, or one has a name that cannot be a route's.
         """
-        found: list[JSON] = []
+        tools: list[JSON] = []
         cursor: JSON = {}
         while True:
             answer = await self._ask("tools/list", cursor, {})
             result = answer.get("result")
             if not isinstance(result, dict):
                 raise GraphError(f"server: it did not list its tools over MCP: {_message(answer)}")
-            found += [
+            tools += [
                 ToolDescription(
                     tool["name"], tool.get("description") or "", tool.get("inputSchema") or {"type": "object"}
                 ).openai()
@@ -104,10 +104,10 @@ class McpTools:
             if not result.get("nextCursor"):
                 break
             cursor = {"cursor": result["nextCursor"]}
-        odd = [tool["name"] for tool in found if not is_tool_name(tool["name"])]
+        odd = [tool["name"] for tool in tools if not is_tool_name(tool["name"])]
         if odd:
             raise GraphError(f"server: MCP tools have invalid names: {', '.join(map(repr, odd))}")
-        return found
+        return tools
 
     async def call(self, name: str, arguments: Any, headers: dict[str, str]) -> str:
         """The text of a tool's answer; ``headers`` name the session, see `session_headers`. Raises

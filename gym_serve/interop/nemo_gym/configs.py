@@ -33,9 +33,9 @@ def load_configs(paths: Sequence[Path]) -> dict[str, Any]:
     invalid YAML, or not a config.
     """
     merging: dict[str, Any] = {}
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     for path in paths:
-        for content in _with_included(path, None, seen):
+        for content in _with_included(path, None, visited):
             merging = merged(merging, content)
     merging.pop(_PATHS, None)
     return merging
@@ -145,14 +145,14 @@ def _taken(path: str, config: dict[str, Any], moved: list[str], way: tuple[str, 
         raise InvalidRequest(f"{_INHERIT} leads in a circle: {' -> '.join([*way, path])}")
     keys = path.split(".")
     try:
-        found = value_at(config, keys)
+        value = value_at(config, keys)
     except KeyError as error:
         missing = error.args[0]
         near = nearest(missing, config) if missing == keys[0] else ""
         raise InvalidRequest(f"{_INHERIT}, {_COPY}: there is no {path!r} in the configs{near}") from None
     if moves:
         moved.append(path)
-    return _applied(found, config, moved, (*way, path))
+    return _applied(value, config, moved, (*way, path))
 
 
 _SECRET = re.compile(

@@ -77,8 +77,8 @@ class GraphServers:
         """
         client = self._servers.get(server_name)
         if client is None:
-            known = ", ".join(sorted(self._servers)) or "none"
-            raise NotFound(f"{self._setting} has no server for {server_name!r}; it has {known}")
+            names = ", ".join(sorted(self._servers)) or "none"
+            raise NotFound(f"{self._setting} has no server for {server_name!r}; it has {names}")
         body = json.model_dump(mode="json", exclude_unset=True) if isinstance(json, BaseModel) else json
         try:
             return ServerAnswer(200, encode(await client.fetch(url_path.lstrip("/"), body)))
@@ -178,12 +178,12 @@ def _only_server(module: ModuleType, base: type) -> Any:
         if issubclass(cls, base) and cls.__module__ == module.__name__ and not inspect.isabstract(cls)
     ]
     # Pydantic puts a generic class with its parameters, ``Server[Env]``, into a module that derives from it.
-    found = [cls for cls in servers if not any(cls in other.__mro__[1:] for other in servers)]
-    if len(found) != 1:
-        names = ", ".join(f"{module.__name__}:{cls.__name__}" for cls in found) or "none"
-        what = f"{module.__name__} has {len(found)} server classes ({names})"
+    leaves = [cls for cls in servers if not any(cls in other.__mro__[1:] for other in servers)]
+    if len(leaves) != 1:
+        names = ", ".join(f"{module.__name__}:{cls.__name__}" for cls in leaves) or "none"
+        what = f"{module.__name__} has {len(leaves)} server classes ({names})"
         raise GraphError(f"server: {what}; name one of them")
-    return found[0]
+    return leaves[0]
 
 
 def _client(servers: GraphServers) -> Any:

@@ -140,8 +140,8 @@ class NemoGym(ResourcesServer):
         return server.setup_webserver(), getattr(server, "mcp_url_path", None)
 
     async def start(self) -> None:
-        made, mcp_path = await asyncio.to_thread(self.make_app)
-        app = AsgiApp(made)
+        web_app, mcp_path = await asyncio.to_thread(self.make_app)
+        app = AsgiApp(web_app)
         await app.start()
         self._app, self._routes = app, posts_of(app.app)
         if "step" in self._routes and "reset" not in self._routes:

@@ -81,10 +81,10 @@ _REASONING = (
 
 def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
     """The type here of an implementation of NeMo Gym. Its name, or None and what to do without one."""
-    known = sorted(entry_points(group=GROUPS[kind]).names)
+    names = sorted(entry_points(group=GROUPS[kind]).names)
     name = _TYPES.get((kind, implementation), implementation)
     is_other = (kind, implementation) in _OTHERS
-    if name in known and not is_other:
+    if name in names and not is_other:
         return name, ""
     other = f"; gym_serve's {implementation} is another one" if is_other else ""
     return None, f"{other}; {_INSTEAD[kind]}"
@@ -93,8 +93,8 @@ def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
 def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Those settings of an implementation that mean something here, under its names."""
     left_open = _FROM_OUTSIDE.get((kind, implementation), {})
-    given = {**left_open, **{key: v for key, v in settings.items() if v is not None or key not in left_open}}
-    kept = {key: value for key, value in given.items() if key not in OWN_TO_NEMO_GYM}
+    values = {**left_open, **{key: v for key, v in settings.items() if v is not None or key not in left_open}}
+    kept = {key: value for key, value in values.items() if key not in OWN_TO_NEMO_GYM}
     kept |= _AS_THERE.get((kind, implementation), {})
     if kind == "model" and implementation in ("vllm_model", "local_vllm_model"):
         kept |= _reasoning(kept)
@@ -109,8 +109,8 @@ def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> di
 def setting_name(cls: type[Server], key: str) -> str | None:
     """The name that a setting has in a class; None if it has none."""
     stem = key.removesuffix("_server").removesuffix("_model")
-    known = field_names(cls.Config)
-    return next((name for name in (key, _SETTINGS.get(key, key), stem) if name in known), None)
+    fields = field_names(cls.Config)
+    return next((name for name in (key, _SETTINGS.get(key, key), stem) if name in fields), None)
 
 
 def takes_null(cls: type[Server], name: str) -> bool:
@@ -128,14 +128,14 @@ def text_setting(cls: type[Server], key: str) -> str | None:
 def _reasoning(settings: dict[str, Any]) -> dict[str, Any]:
     """NeMo Gym's three switches for reasoning, as the two settings here."""
     parses, interleaves, keeps_tags = (settings.get(key) for key in _REASONING)
-    found: dict[str, Any] = {}
+    reasoning: dict[str, Any] = {}
     if isinstance(parses, bool):
-        found["parse_think_tags"] = parses
+        reasoning["parse_think_tags"] = parses
     if keeps_tags is True or parses is False:
-        found["reasoning_input"] = "think_tags"
+        reasoning["reasoning_input"] = "think_tags"
     elif interleaves is False:
-        found["reasoning_input"] = "drop"
-    return found
+        reasoning["reasoning_input"] = "drop"
+    return reasoning
 
 
 POLICY = "policy_model"  # the model that NeMo Gym's configs refer to, and leave to the command line
@@ -202,8 +202,8 @@ def datasets_of(instance: Instance) -> Iterator[JSON]:
     datasets = instance.settings.get("datasets")
     for dataset in datasets if isinstance(datasets, list) else []:
         if isinstance(dataset, dict):
-            told = {name: dataset.get(key) for name, key in _DATASET.items()}
-            yield {"agent": instance.name, **{name: v for name, v in told.items() if v is not None}}
+            fields = {name: dataset.get(key) for name, key in _DATASET.items()}
+            yield {"agent": instance.name, **{name: v for name, v in fields.items() if v is not None}}
 
 
 _OWN = ("-e", "nemo-gym", "nemo_gym")  # NeMo Gym itself, as its own servers name it
@@ -215,8 +215,8 @@ def code_of(instance: Instance, configs: Iterable[Path]) -> Path | None:
         return None
     file = Path(instance.section, instance.implementation, _entrypoint(instance))
     folders = [folder for config in configs for folder in config.resolve().parents]
-    found = (folder / file for folder in (*folders, *_installed(instance.section)))
-    return next((path for path in found if path.is_file()), None)
+    places = (folder / file for folder in (*folders, *_installed(instance.section)))
+    return next((path for path in places if path.is_file()), None)
 
 
 def file_of(instance: Instance, configs: Iterable[Path], name: str) -> Path | None:

@@ -191,10 +191,10 @@ async def _results(gym: Gym, settings: Settings, rows: Sequence[JSON]) -> AsyncI
     done: asyncio.Queue[tuple[Group, list[JSON]] | Exception | None] = asyncio.Queue()
 
     async def run(size: int, all_members: list[list[JSON]]) -> None:
-        given = [{**members[0], "_ng_task_index": at} for at, members in enumerate(all_members)]
+        first_members = [{**members[0], "_ng_task_index": at} for at, members in enumerate(all_members)]
         options: Any = {"size": size, "quorum": 1, "attempts": settings.attempts, "concurrency": len(rows)}
         try:
-            async for group in gym.groups(given, **options):
+            async for group in gym.groups(first_members, **options):
                 done.put_nowait((group, all_members[group.task_index]))
             done.put_nowait(None)
         except Exception as error:

@@ -288,8 +288,8 @@ def observation_text(observation: JSON, field: str | None) -> str:
     if field is not None:
         value = observation.get(field, "")
         return value if isinstance(value, str) else encode(value).decode()
-    told = {name: value for name, value in observation.items() if value not in (None, {}, [])}
-    rest = {name: value for name, value in told.items() if name != "metadata"} or told
+    fields = {name: value for name, value in observation.items() if value not in (None, {}, [])}
+    rest = {name: value for name, value in fields.items() if name != "metadata"} or fields
     values = list(rest.values())
     return values[0] if len(values) == 1 and isinstance(values[0], str) else encode(rest).decode()
 

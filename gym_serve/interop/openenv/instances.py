@@ -100,9 +100,9 @@ class LocalInstance(Instance):
     async def reset(self, options: JSON) -> Outcome:
         if self._env is None:
             self._env = await self._in_thread(self._classes.env, **self._settings)
-        known = inspect.signature(self._env.reset).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-            options = {name: value for name, value in options.items() if name in known}
+        parameters = inspect.signature(self._env.reset).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            options = {name: value for name, value in options.items() if name in parameters}
         try:
             return self._outcome(await self._run("reset", **options))
         except (TypeError, ValueError) as error:

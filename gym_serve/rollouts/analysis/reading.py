@@ -160,13 +160,13 @@ def prompts_of_tasks(path: Path, tasks: Iterable[int]) -> dict[int, str]:
 def prompt_text(row: JSON) -> str:
     """The last user message of a row, in one line; empty if there is none."""
     params = row.get("responses_create_params")
-    given: Any = params.get("input") if isinstance(params, dict) else None
-    if isinstance(given, list):
-        users = [item for item in given if isinstance(item, dict) and item.get("role") == "user"]
-        given = users[-1].get("content") if users else None
-    if isinstance(given, list):
-        given = " ".join(str(part["text"]) for part in given if isinstance(part, dict) and "text" in part)
-    return " ".join(given.split()) if isinstance(given, str) else ""
+    prompt: Any = params.get("input") if isinstance(params, dict) else None
+    if isinstance(prompt, list):
+        users = [item for item in prompt if isinstance(item, dict) and item.get("role") == "user"]
+        prompt = users[-1].get("content") if users else None
+    if isinstance(prompt, list):
+        prompt = " ".join(str(part["text"]) for part in prompt if isinstance(part, dict) and "text" in part)
+    return " ".join(prompt.split()) if isinstance(prompt, str) else ""
 
 
 def _first_rows(inputs: Path, left: set[int], problem: Callable[[str], None]) -> Iterator[tuple[int, JSON]]:

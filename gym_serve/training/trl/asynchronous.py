@@ -133,8 +133,8 @@ class RolloutWorker:
         scored = [(rollout, sample) for rollout, sample in cut if sample.failure is None]
         if not scored:
             return
-        found: list[TrainingSample] = [sample for _, sample in scored]
-        for (rollout, sample), advantage in zip(scored, advantages(found), strict=True):
+        own_samples: list[TrainingSample] = [sample for _, sample in scored]
+        for (rollout, sample), advantage in zip(scored, advantages(own_samples), strict=True):
             version = oldest_version(sample)
             yield RolloutSample(
                 prompt=messages_of(rollout["responses_create_params"]),

@@ -33,9 +33,11 @@ def environment_factory(gym: Gym, environment: str) -> Callable[[], Any]:
     Give the trainer `environment_reward` as its ``reward_funcs``, and `dataset` as its data. The graph needs
     neither model nor agent. Raises `NotFound` if the graph has no such environment.
     """
-    known = gym.graph.get("resources") or {}
-    if environment not in known:
-        raise NotFound(f"no environment {environment!r} in {gym.name}; it has {', '.join(known) or 'none'}")
+    environments = gym.graph.get("resources") or {}
+    if environment not in environments:
+        raise NotFound(
+            f"no environment {environment!r} in {gym.name}; it has {', '.join(environments) or 'none'}"
+        )
     operations: JSON = gym.call(environment, DESCRIBE)
     tools = {op.removeprefix(_TOOLS): each for op, each in operations.items() if op.startswith(_TOOLS)}
     methods = {name: _method(name, each["summary"], each["request"] or {}) for name, each in tools.items()}
@@ -122,12 +124,12 @@ def _method(name: str, description: str, schema: JSON) -> Callable[..., Awaitabl
 
     properties: JSON = schema.get("properties") or {}
     required = schema.get("required") or ()
-    lines = [f"    {argument}: {_line(given)}" for argument, given in properties.items()]
+    lines = [f"    {argument}: {_line(schema_of)}" for argument, schema_of in properties.items()]
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    for argument, given in properties.items():
-        default = inspect.Parameter.empty if argument in required else given.get("default")
+    for argument, schema_of in properties.items():
+        default = inspect.Parameter.empty if argument in required else schema_of.get("default")
         kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(argument, kind, default=default, annotation=_type(given)))
+        parameters.append(inspect.Parameter(argument, kind, default=default, annotation=_type(schema_of)))
     method.__name__ = method.__qualname__ = name
     method.__doc__ = "\n".join([description, "", *(["Args:", *lines] if lines else [])])
     method.__annotations__ = {p.name: p.annotation for p in parameters[1:]} | {"return": str}
@@ -150,10 +152,10 @@ def _type(schema: JSON) -> Any:
     if values := schema.get("enum"):
         return Literal[tuple(values)]
     if options := schema.get("anyOf"):
-        found = _type(options[0])
+        union = _type(options[0])
         for option in options[1:]:
-            found = found | _type(option)
-        return found
+            union = union | _type(option)
+        return union
     if schema.get("type") == "array":
         return list[_type(schema.get("items") or {})]  # type: ignore[misc]
     return _TYPES.get(str(schema.get("type")), Any)

@@ -95,16 +95,16 @@ class RolloutFunc:
         begun = time.monotonic()
         step = self._push(trainer)
         pushed = time.monotonic()
-        found = self._trained(loop.wait(self._collected(prompts, trainer)), trainer)
+        trained = self._trained(loop.wait(self._collected(prompts, trainer)), trainer)
         return {
-            "prompt_ids": [sample.prompt_ids for sample in found],
-            "completion_ids": [sample.response_ids for sample in found],
-            "logprobs": [sample.logprobs for sample in found],
-            "env_mask": [sample.loss_mask for sample in found],
-            "rollout_reward": [None if sample.failure else sample.reward for sample in found],
+            "prompt_ids": [sample.prompt_ids for sample in trained],
+            "completion_ids": [sample.response_ids for sample in trained],
+            "logprobs": [sample.logprobs for sample in trained],
+            "env_mask": [sample.loss_mask for sample in trained],
+            "rollout_reward": [None if sample.failure else sample.reward for sample in trained],
             "rollout_metrics": {
-                "rollouts/failed": float(sum(sample.failure is not None for sample in found)),
-                "rollouts/staleness": _mean_staleness(found, step),
+                "rollouts/failed": float(sum(sample.failure is not None for sample in trained)),
+                "rollouts/staleness": _mean_staleness(trained, step),
                 "rollouts/seconds": time.monotonic() - pushed,
                 "rollouts/weights_seconds": pushed - begun,
             },
@@ -124,13 +124,13 @@ class RolloutFunc:
 
     async def _collected(self, prompts: list[Any], trainer: Any) -> list[JSON]:
         """A rollout of each prompt, failed ones among them."""
-        asked = self._asked(prompts, trainer)
+        groups = self._asked(prompts, trainer)
         options: RolloutOptions = {**self._options, "params": self._params(trainer)}
         first = self._tasks  # so that no two rollouts of the run have the same id
-        self._tasks += len(asked)
-        found: list[list[JSON]] = [[] for _ in asked]
-        for size in {size for _, size in asked}:
-            rows = [{**row, "_ng_task_index": first + i} for i, (row, n) in enumerate(asked) if n == size]
+        self._tasks += len(groups)
+        found: list[list[JSON]] = [[] for _ in groups]
+        for size in {size for _, size in groups}:
+            rows = [{**row, "_ng_task_index": first + i} for i, (row, n) in enumerate(groups) if n == size]
             async for group in self._gym.groups(rows, size=size, quorum=1, **options):
                 found[group.task_index - first] = [*group.rollouts, *group.failures]
         return [rollout for rollouts in found for rollout in rollouts]
@@ -139,11 +139,11 @@ class RolloutFunc:
         if self._rows is None:
             self._rows = _RowsByPrompt([trainer.train_dataset, trainer.eval_dataset])
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-        asked: list[tuple[JSON, int]] = []
+        groups: list[tuple[JSON, int]] = []
         for key, same in groupby(map(_key, prompts)):
             row, count = self._rows.find(key), len(list(same))
-            asked += [(row, min(size, count - at)) for at in range(0, count, size)]
-        return asked
+            groups += [(row, min(size, count - at)) for at in range(0, count, size)]
+        return groups
 
     def _params(self, trainer: Any) -> dict[str, Any]:
         """How the policy is sampled: as the trainer computes its probabilities."""
@@ -192,8 +192,8 @@ def messages_of(params: JSON) -> list[JSON]:
 
 def oldest_version(sample: TrainingSample) -> int | None:
     """The oldest version that tokens of a sample come from; None where none is known that is a number."""
-    known = [int(version) for version in sample.versions if version is not None and version.isdigit()]
-    return min(known, default=None)
+    versions = [int(version) for version in sample.versions if version is not None and version.isdigit()]
+    return min(versions, default=None)
 
 
 def row_of(example: JSON) -> JSON:

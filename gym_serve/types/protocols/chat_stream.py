@@ -185,13 +185,13 @@ def _whole(choice: JSON, waiting: Pieces) -> JSON:
     calls = [(part, part.get("function") or {}) for part in delta.get("tool_calls") or ()]
     all_given = [(field, delta.get(field)) for field in _TEXT_FIELDS]
     all_given += [(part["index"], function.get("arguments")) for part, function in calls]
-    given = [(text, piece) for text, piece in all_given if piece and isinstance(piece, str)]
-    if waiting.are_whole(*(piece for _, piece in given)):
+    pieces = [(text, piece) for text, piece in all_given if piece and isinstance(piece, str)]
+    if waiting.are_whole(*(piece for _, piece in pieces)):
         return choice
-    ready = [one for text, piece in given for one in waiting.add(text, piece)]
+    ready = [one for text, piece in pieces for one in waiting.add(text, piece)]
     if choice.get("finish_reason") is not None:
         ready += waiting.add(None, "")
-    whole = {**delta, **{text: "" for text, _ in given if text in _TEXT_FIELDS}}
+    whole = {**delta, **{text: "" for text, _ in pieces if text in _TEXT_FIELDS}}
     parts = [{**part, "function": {**function, "arguments": ""}} for part, function in calls]
     for text, piece in ready:
         if text in _TEXT_FIELDS:
@@ -201,8 +201,8 @@ def _whole(choice: JSON, waiting: Pieces) -> JSON:
             parts.insert(len(parts) if is_new else 0, {"index": text, "function": {"arguments": piece}})
     if parts:
         whole["tool_calls"] = parts
-    made: JSON = mended({**choice, "delta": whole})  # its log probabilities too
-    return made
+    whole_choice: JSON = mended({**choice, "delta": whole})  # its log probabilities too
+    return whole_choice
 
 
 def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:
@@ -242,17 +242,17 @@ def _list(value: Any) -> list[Any]:
 
 def _placed(calls: dict[int, JSON], places: dict[Any, int], part: Mapping[str, Any]) -> JSON:
     """A part of a call with the index of its call, which is begun where there is none."""
-    index, known = part.get("index"), part.get("id")
+    index, call_id = part.get("index"), part.get("id")
     function = part.get("function")
     named = isinstance(function, dict) and bool(function.get("name"))
     at = places.get(index)
     if index is None:
-        same = (at for at, call in calls.items() if known and call["id"] == known)
+        same = (at for at, call in calls.items() if call_id and call["id"] == call_id)
         at = next(same, max(calls, default=None))
     if at is None:
         begins = True
-    elif known:
-        begins = named and calls[at]["id"] != known
+    elif call_id:
+        begins = named and calls[at]["id"] != call_id
     else:
         begins = index is None and named and bool(calls[at]["function"]["name"])
     if begins or at is None:

@@ -225,28 +225,28 @@ class ThinkSplitter:
         """What is known after another part: texts in order, and of each whether it is reasoning."""
         text, begin, at = self._kept + part, 0, self._seen
         self.retracts = False
-        found: list[tuple[bool, str]] = []
+        parts: list[tuple[bool, str]] = []
         for tag in _TAG.finditer(text, at):
             at = tag.end()
             if self._opening is not None and not tag[1]:
                 continue
             before = text[begin : tag.start()]
             if tag[1]:
-                told = self._retracted(found) if self._opening is None else ""
-                found.append((True, told + before))
+                retracted = self._retracted(parts) if self._opening is None else ""
+                parts.append((True, retracted + before))
                 self._opening, self._begins_line = None, True
             else:
-                self._tell(found, before)
+                self._tell(parts, before)
                 self._opening = tag[0]
             begin = at
         start = text.rfind("<", max(at, len(text) - _LONGEST))
         is_tag = start >= 0 and _BEGUN_TAG.fullmatch(text, start, partial=True)
         at = start if is_tag else len(text)
         if self._opening is None:
-            self._tell(found, text[begin:at])
+            self._tell(parts, text[begin:at])
             begin = at
         self._kept, self._seen = text[begin:], at - begin
-        return found
+        return parts
 
     def end(self) -> tuple[bool, str]:
         """Whether what was kept back is reasoning, with no end and at the beginning of a line; and what."""

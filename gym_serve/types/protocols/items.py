@@ -140,9 +140,11 @@ def input_form(item: JSON, where: str) -> list[JSON]:
         if not isinstance(calls, list) or not all(map(_is_call, calls)):
             raise BadRequest(f"`{where}.tool_calls` must be a list of calls of functions")
         turn = assistant_items(item, parse_think=False)
-        for made in turn:
-            if made["type"] != "reasoning":
-                del made["id"]  # the message has none, and an API that knows its own would refuse another
+        for item_of_turn in turn:
+            if item_of_turn["type"] != "reasoning":
+                del item_of_turn[
+                    "id"
+                ]  # the message has none, and an API that knows its own would refuse another
         turn[-1].update(item_tokens(item, where) or {})
         return turn
     if role != "assistant" and isinstance(content, list):

@@ -123,9 +123,9 @@ def _message_usage(usage: Any) -> JSON:
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("input_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    given = _count(usage.get("input_tokens"))
+    prompt = _count(usage.get("input_tokens"))
     return {
-        "input_tokens": max(0, given - cached),
+        "input_tokens": max(0, prompt - cached),
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": _count(usage.get("output_tokens")),
@@ -182,8 +182,8 @@ def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom" or "name" not in tool:
             kind = tool.get("type") if isinstance(tool, dict) else tool
             raise BadRequest(f"tools[{i}]: only tools of the client's own are known, not {shown(kind)}")
-        made = {"type": "function", "name": tool["name"], "parameters": tool.get("input_schema")}
-        tools.append({**made, "description": tool.get("description"), "strict": tool.get("strict")})
+        function = {"type": "function", "name": tool["name"], "parameters": tool.get("input_schema")}
+        tools.append({**function, "description": tool.get("description"), "strict": tool.get("strict")})
     if not tools:
         return
     params["tools"] = tools
@@ -194,8 +194,8 @@ def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
         params["parallel_tool_calls"] = False
     if choice.get("type") == "tool":
         params["tool_choice"] = {"type": "function", "name": choice.get("name")}
-    elif (known := _CHOICES.get(str(choice.get("type")))) is not None:
-        params["tool_choice"] = known
+    elif (chosen := _CHOICES.get(str(choice.get("type")))) is not None:
+        params["tool_choice"] = chosen
     else:
         raise BadRequest(f"tool_choice: {shown(choice.get('type'))} is none of auto, any, none and tool")
 
@@ -229,12 +229,12 @@ def _message_items(message: Any, where: str) -> list[JSON]:
     items: list[JSON] = []
     for i, block in enumerate(_blocks_of(content, f"{where}.content")):
         at = f"{where}.content[{i}]"
-        made = _assistant_item(block, at) if role == "assistant" else _tool_output(block, at)
-        if made is not None:
-            if _goes_on(items, made):
-                items[-1]["summary"] += made["summary"]
+        block_item = _assistant_item(block, at) if role == "assistant" else _tool_output(block, at)
+        if block_item is not None:
+            if _goes_on(items, block_item):
+                items[-1]["summary"] += block_item["summary"]
             else:
-                items.append(made)
+                items.append(block_item)
             continue
         part = _input_part(block, at)
         # Parts in a row are one message.
@@ -259,8 +259,8 @@ def _assistant_item(block: JSON, where: str) -> JSON:
     if kind == "tool_use":
         arguments = _arguments(block.get("input"), where)
         call_id = _text_of(block, "id", where)
-        made = {"type": "function_call", "id": call_id, "call_id": call_id, "status": "completed"}
-        return {**made, "name": _text_of(block, "name", where), "arguments": arguments}
+        call = {"type": "function_call", "id": call_id, "call_id": call_id, "status": "completed"}
+        return {**call, "name": _text_of(block, "name", where), "arguments": arguments}
     raise BadRequest(f"{where}: an assistant's block of type {shown(kind)} has no Responses form")
 
 
@@ -399,14 +399,14 @@ class MessageStream:
         elif self._open != (kind, part):
             yield from self._stop()
             yield from self._begin((kind, part), dict(_BLOCKS[kind]))
-        made = {"type": delta, field: text}
-        yield {"type": "content_block_delta", "index": self._index, "delta": made}
+        content = {"type": delta, field: text}
+        yield {"type": "content_block_delta", "index": self._index, "delta": content}
 
     def _done(self, item: JSON) -> Iterator[JSON]:
         arguments = item.get("arguments")
         if self._open is not None and self._open[0] == "input" and isinstance(arguments, str) and arguments:
-            given = tool_input(arguments)
-            text = json_text(given, "input") if INVALID_JSON in given else arguments
+            tool_arguments = tool_input(arguments)
+            text = json_text(tool_arguments, "input") if INVALID_JSON in tool_arguments else arguments
             delta = {"type": "input_json_delta", "partial_json": text}
             yield {"type": "content_block_delta", "index": self._index, "delta": delta}
         signature = item.get("encrypted_content") if item.get("type") == "reasoning" else None

@@ -203,20 +203,20 @@ _PROXY = re.compile(r"litellm\.\w+: (?:\w+ - )?|error code: \d+ - ", re.IGNORECA
 def meaning_of(status: int, body: Any, *, answered: bool = False) -> Meaning:
     """What an error means; ``status`` is 200 for one inside an answer or a stream. Where the endpoint has
     ``answered`` before, a 403 is not about the key."""
-    told = _status_in(body) if status < 300 else status
-    if told in _OVERFLOW_STATUSES | {200} and _is_overflow(body):
+    stated = _status_in(body) if status < 300 else status
+    if stated in _OVERFLOW_STATUSES | {200} and _is_overflow(body):
         return Meaning.OVERFLOW
-    said = [
+    texts = [
         _PROXY.sub("", text[:_LENGTH].lower().strip(), count=1) for text in _said(body, _DEEPEST, own=True)
     ]
     for meaning, codes, words in _ROWS:
-        if _may_mean(meaning, told) and any(codes.fullmatch(text) or words.match(text) for text in said):
+        if _may_mean(meaning, stated) and any(codes.fullmatch(text) or words.match(text) for text in texts):
             return meaning
-    if told == 403 and (answered or _is_flagged(body)):
+    if stated == 403 and (answered or _is_flagged(body)):
         return Meaning.ROW
-    if told in _STATUSES:
-        return _STATUSES[told]
-    return Meaning.RETRY if told >= 500 or told == 200 else Meaning.ROW
+    if stated in _STATUSES:
+        return _STATUSES[stated]
+    return Meaning.RETRY if stated >= 500 or stated == 200 else Meaning.ROW
 
 
 def _may_mean(found: Meaning, status: int) -> bool:
@@ -244,12 +244,14 @@ def refusal(
     for secret in filter(None, secrets):
         text = text.replace(secret, "***")
     body = _read(text)
-    told = error_from_body(status if status >= 400 else 500, body)
-    wait = told.retry_after if told.retry_after is not None else wait_of(headers, body)
+    error = error_from_body(status if status >= 400 else 500, body)
+    wait = error.retry_after if error.retry_after is not None else wait_of(headers, body)
     kind, advice = _ERRORS[meaning]
-    said = told.message if status >= 400 else f"the model failed: {told.message.removeprefix('HTTP 500: ')}"
+    message = (
+        error.message if status >= 400 else f"the model failed: {error.message.removeprefix('HTTP 500: ')}"
+    )
     retried = meaning in (Meaning.WAIT, Meaning.RETRY)
-    return kind(f"{who}: {said}{advice}", retry_after=wait if retried else None)
+    return kind(f"{who}: {message}{advice}", retry_after=wait if retried else None)
 
 
 def says_full(who: str, said: Any, secrets: Iterable[str] = ()) -> bool:
@@ -286,8 +288,8 @@ def _is_bare(said: Mapping[str, Any]) -> bool:
 
 def _is_overflow(body: Any) -> bool:
     return any(
-        said in _OVERFLOW_CODES or _STATED.search(said[:_LENGTH].lower()) is not None
-        for said in _said(body, _DEEPEST)
+        text in _OVERFLOW_CODES or _STATED.search(text[:_LENGTH].lower()) is not None
+        for text in _said(body, _DEEPEST)
     )
 
 
@@ -315,9 +317,9 @@ def wait_of(headers: Mapping[str, str], body: Any = None) -> float | None:
             wait = _seconds(stated, moment=name.startswith("X-"))
             if wait is not None:
                 return wait
-    for said in _said(body, _DEEPEST):
-        if asked := _ASKED.search(said[:_LENGTH].lower()):
-            return _seconds(asked[1])
+    for text in _said(body, _DEEPEST):
+        if match := _ASKED.search(text[:_LENGTH].lower()):
+            return _seconds(match[1])
     return None
 
 

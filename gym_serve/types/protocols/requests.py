@@ -136,9 +136,9 @@ def _chat_messages(items: Any, reasoning: ReasoningForm, token_ids: bool) -> lis
     if not isinstance(items, list):
         raise BadRequest(f"`input` must be a string or a list of items, got {shown(items)}")
     turn = _Turn(reasoning, token_ids)
-    for i, given in enumerate(items):
+    for i, raw in enumerate(items):
         where = f"input[{i}]"
-        for item in input_form(checked(given, dict, where), where):
+        for item in input_form(checked(raw, dict, where), where):
             turn.take(item, where)
     turn.end()
     return turn.messages
@@ -165,8 +165,8 @@ class _Message:
         content: Any = text or ("" if self.reasoning else None)
         if self.refusal:
             # Among the parts of the content, as templates show the model those, and no field of another name.
-            said = [{"type": "text", "text": text}] if text else []
-            content = [*said, {"type": "refusal", "refusal": self.refusal}]
+            texts = [{"type": "text", "text": text}] if text else []
+            content = [*texts, {"type": "refusal", "refusal": self.refusal}]
         message: JSON = {"role": "assistant", "content": content}
         if self.calls:
             message["tool_calls"] = self.calls
@@ -218,11 +218,11 @@ class _Turn:
         self._write()  # what was left for a further turn
 
     def _add_text(self, text: str) -> None:
-        said = self._said[-1]
+        message = self._said[-1]
         if self._form != "think_tags":
             blocks, text = split_think(text)
-            said.reasoning.extend(blocks)
-        said.text.append(text)
+            message.reasoning.extend(blocks)
+        message.text.append(text)
 
     def _add_reasoning(self, blocks: list[str]) -> None:
         if blocks and self._said[-1].calls and self._form != "drop":
@@ -234,12 +234,12 @@ class _Turn:
 
     def _write(self) -> None:
         """Write the turn with its outputs; what follows the last answered call begins the next turn."""
-        said, outputs, tokens = self._said, self._outputs, self._tokens
+        messages, outputs, tokens = self._said, self._outputs, self._tokens
         self._said, self._outputs, self._tokens = [], [], None
         unused = Counter(output["tool_call_id"] for output in outputs)  # an output answers one call
         written: list[_Message] = []
         is_answered = False  # the last one that is written
-        for message in said:
+        for message in messages:
             answered = Counter(call["id"] for call in message.calls) & unused
             unused -= answered
             has_answer = bool(answered)
@@ -265,8 +265,8 @@ def _by_message(written: list[_Message], outputs: list[JSON]) -> list[list[JSON]
             places.setdefault(call["id"], []).append(i)
     behind: list[list[JSON]] = [[] for _ in written]
     for output in outputs if written else ():
-        known = places.get(output["tool_call_id"])
-        behind[known.pop(0) if known else -1].append(output)
+        free = places.get(output["tool_call_id"])
+        behind[free.pop(0) if free else -1].append(output)
     return behind
 
 

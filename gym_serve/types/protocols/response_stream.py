@@ -189,15 +189,15 @@ class ResponseStream:
         if not self._started:  # the backend did not stream after all
             return list(response_events(response)), dict(response)
         events = self._numbered(self._finish())
-        said = response.get("output") or []
-        last = said[-1] if said else {}
+        output = response.get("output") or []
+        last = output[-1] if output else {}
         # Token bundles and versions of weights stand on the last item, and are known at the end only.
         further = {key: value for key, value in last.items() if key in _KNOWN_AT_END}
         if self._output:
             self._output[-1].update(further)
         if self._logprobs:  # of what came after the last text
             add_logprobs(self._output, {"content": self._logprobs})
-        whole = {**response, "id": self._begun["id"], "output": self._output or list(said)}
+        whole = {**response, "id": self._begun["id"], "output": self._output or list(output)}
         return events + self._numbered(iter([final_event(whole)])), whole
 
     def _numbered(self, events: Iterator[JSON]) -> list[JSON]:

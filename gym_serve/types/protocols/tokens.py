@@ -54,27 +54,27 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     named = _ids_of_logprobs(entries) if isinstance(entries, list) else None
     if all(message.get(key) is not None for key in TOKEN_KEYS):
-        found = message
+        bundle = message
     else:
         prompt = completion.get("prompt_token_ids") or choice.get("prompt_token_ids")
         if not isinstance(entries, list) or prompt is None:
             return None
         ids = choice.get("token_ids")
-        found = {
+        bundle = {
             TOKEN_KEYS[0]: prompt,
             TOKEN_KEYS[1]: named if ids is None else ids,
             TOKEN_KEYS[2]: [entry.get("logprob") for entry in entries],
             _OPTIONAL_KEY: message.get(_OPTIONAL_KEY),
             VERSIONS_KEY: choice.get(VERSIONS_KEY),
         }
-        if found[TOKEN_KEYS[1]] is None:
+        if bundle[TOKEN_KEYS[1]] is None:
             return None
-    problem = tokens_problem(found)
-    if problem is None and named is not None and named != found[TOKEN_KEYS[1]]:
+    problem = tokens_problem(bundle)
+    if problem is None and named is not None and named != bundle[TOKEN_KEYS[1]]:
         problem = f"{TOKEN_KEYS[1]} and the tokens of logprobs differ"
     if problem:
         raise Unavailable(f"the backend's token ids are unusable: {problem}")
-    return _bundle(found)
+    return _bundle(bundle)
 
 
 def _ids_of_logprobs(entries: list[JSON]) -> list[int] | None:
@@ -159,10 +159,10 @@ def includes_logprobs(params: Mapping[str, Any]) -> bool:
 def choice_logprobs(logprobs: Any) -> list[JSON]:
     """The entries of a chat choice's ``logprobs``; empty without any. Raises `Unavailable` for no numbers."""
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
-    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    if not {type(entry.get("logprob")) for entry in found} <= _NUMBERS:
-        raise Unavailable(f"the backend's answer has log probabilities that are no numbers: {shown(found)}")
-    return found
+    objects = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not {type(entry.get("logprob")) for entry in objects} <= _NUMBERS:
+        raise Unavailable(f"the backend's answer has log probabilities that are no numbers: {shown(objects)}")
+    return objects
 
 
 def add_logprobs(output: list[JSON], logprobs: Any) -> None:
@@ -176,13 +176,13 @@ def add_logprobs(output: list[JSON], logprobs: Any) -> None:
 
 def answer_logprobs(answer: list[Any]) -> JSON | None:
     """A chat choice's ``logprobs`` for the items of an answer; None where they have none."""
-    found: list[JSON] = []
+    all_entries: list[JSON] = []
     for item in answer:
         content = item.get("content") if isinstance(item, dict) else None
         for part in content if isinstance(content, list) else ():
             entries = part.get("logprobs") if isinstance(part, dict) else None
-            found += choice_logprobs({"content": entries})
-    return {"content": found, "refusal": None} if found else None
+            all_entries += choice_logprobs({"content": entries})
+    return {"content": all_entries, "refusal": None} if all_entries else None
 
 
 # The details of a Response's usage: their name in chat form, and the counts in them, each with the names
@@ -210,8 +210,8 @@ def responses_usage(usage: Any) -> JSON | None:
     """
     if not isinstance(usage, dict) or not usage:
         return None
-    given = _first_count(usage.get(key) for key in ("input_tokens", "prompt_tokens"))
-    made = _first_count(usage.get(key) for key in ("output_tokens", "completion_tokens"))
+    prompt = _first_count(usage.get(key) for key in ("input_tokens", "prompt_tokens"))
+    sampled = _first_count(usage.get(key) for key in ("output_tokens", "completion_tokens"))
     total = _count(usage.get("total_tokens"))
     details: JSON = {}
     for group, (in_chat, names) in _DETAILS.items():
@@ -221,12 +221,12 @@ def responses_usage(usage: Any) -> JSON | None:
         counts = zip(names, map(_first_count, told), strict=True)
         details[group] = {**(found if group in usage else {}), **dict(counts)}
     return {
-        "input_tokens": given,
+        "input_tokens": prompt,
         "input_tokens_details": details["input_tokens_details"],
-        "output_tokens": made,
+        "output_tokens": sampled,
         "output_tokens_details": details["output_tokens_details"],
         # A provider's total may be accounted otherwise than by the sum.
-        "total_tokens": given + made if total is None else total,
+        "total_tokens": prompt + sampled if total is None else total,
     }
 
 
@@ -251,19 +251,19 @@ _OF_RESPONSES = itemgetter("input_tokens", "output_tokens", "input_tokens_detail
 def tokens_of(usage: Any) -> Tokens | None:
     """The tokens of a model call; None if its usage does not tell."""
     try:  # nearly all usages have this form
-        given, made, details = _OF_RESPONSES(usage)
+        prompt, sampled, details = _OF_RESPONSES(usage)
         cached = details["cached_tokens"] or 0  # None: not told
-        if type(given) is type(cached) is type(made) is int and given | cached | made >= 0:
-            return given, cached, made
+        if type(prompt) is type(cached) is type(sampled) is int and prompt | cached | sampled >= 0:
+            return prompt, cached, sampled
     except (KeyError, TypeError):
         pass
     if not isinstance(usage, dict) or not usage:
         return None
     details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    given = (usage.get(key) for key in ("input_tokens", "prompt_tokens"))
-    made = (usage.get(key) for key in ("output_tokens", "completion_tokens"))
-    return _first_count(given), _count(cached) or 0, _first_count(made)
+    prompt = (usage.get(key) for key in ("input_tokens", "prompt_tokens"))
+    sampled = (usage.get(key) for key in ("output_tokens", "completion_tokens"))
+    return _first_count(prompt), _count(cached) or 0, _first_count(sampled)
 
 
 def _first_count(values: Iterable[Any]) -> int:
@@ -272,11 +272,11 @@ def _first_count(values: Iterable[Any]) -> int:
 
 def usage_sum(usages: Iterable[Mapping[str, Any] | None]) -> JSON | None:
     """The sum of the Responses usages of several calls; None where none of them has one."""
-    known = [usage for usage in usages if usage]
+    reported = [usage for usage in usages if usage]
     total: JSON = {}
-    for usage in known:
+    for usage in reported:
         _add(total, usage)
-    return total if known else None
+    return total if reported else None
 
 
 def _add(total: JSON, usage: Mapping[str, Any]) -> None:

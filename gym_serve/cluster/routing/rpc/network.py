@@ -52,8 +52,8 @@ class Directory:
         keys = await asyncio.to_thread(kv_keys, self._prefix.encode())
         replicas = [key.decode().removeprefix(self._prefix) for key in keys]
         addresses = await asyncio.gather(*map(self.get, replicas))
-        found = zip(replicas, addresses, strict=True)
-        return {replica: address for replica, address in found if address is not None}
+        pairs = zip(replicas, addresses, strict=True)
+        return {replica: address for replica, address in pairs if address is not None}
 
     async def remove(self, replica: str) -> None:
         await asyncio.to_thread(kv_delete, self._key(replica))
