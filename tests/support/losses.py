@@ -6,12 +6,13 @@ another one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from functools import partial
 from pathlib import Path
 
-from gym_serve import Gym, Progress
+from gym_serve import AsyncGym, Gym, Progress
 from support.processes import children_titled
 from support.rollouts import JSON
 from support.stragglers import StragglingEnvironment, StragglingModel
@@ -72,9 +73,10 @@ def run(cluster: TwoNodes, folder: Path) -> JSON:
     losses = Losses(cluster)
     with Gym.from_graph(GRAPH, name="losses", address=cluster.address) as gym:
         remote = Gym.connect(gym.url)
-        report = remote.collect(
+        collected = AsyncGym.of(remote).collect(
             rows(), folder / "out.jsonl", concurrency=40, attempts=8, timeout=60, progress=losses.progress
         )
+        report = asyncio.run(collected)  # here, as Ray starts nodes in the main thread only
         remote.shutdown()
     return {
         "lost": losses.happened,
