@@ -130,7 +130,7 @@ def nemo_gym(venv: Path) -> Peer:
         command += [f"+uv_venv_dir={folder}", "+skip_venv_if_present=true", "+policy_model_name=loopback"]
         command += [f"+policy_base_url={model.url}/v1", "+policy_api_key=none"]
         log = folder / "servers.log"
-        with log.open("w") as file, _running(command, file, environment) as process:
+        with log.open("w") as file, _running(command, folder, file, environment) as process:
             while "'process_name': 'policy_model'" not in log.read_text():
                 if process.poll() is not None:
                     raise RuntimeError(f"NeMo Gym's servers did not start: {log.read_text()[-2000:]}")
@@ -189,11 +189,11 @@ def _rewards(output: Path) -> list[float]:
 
 @contextmanager
 def _running(
-    command: Sequence[str], log: object, environment: dict[str, str]
+    command: Sequence[str], folder: Path, log: object, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=folder,  # NeMo Gym leaves files where it runs
         env=os.environ | environment,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -229,7 +229,7 @@ def measure(
     collection = peer.collection(folder, model, count, concurrency)
     with (
         (folder / "collect.log").open("w+") as log,
-        _running(collection.arguments, log, collection.environment) as process,
+        _running(collection.arguments, folder, log, collection.environment) as process,
     ):
         started = stopped = cpu = 0.0
         while not stopped:
