@@ -312,7 +312,12 @@ class Workspace(ResourcesServer):
         if not task.reads_reward:
             reason = None if done.ok else f"the tests ended with status {done.status}: {done.text[-_REASON:]}"
             return WorkspaceVerdict(reward=float(done.ok), reason=reason, **details)
-        await box.exec("kill -9 -1", timeout=60, user=0)  # nobody writes any more
+        try:
+            await box.exec("kill -9 -1", timeout=60, user=0)  # nobody writes any more
+        except SandboxRefused as error:  # what the tests ran has taken the shell away
+            return WorkspaceVerdict(
+                reward=0.0, reason=f"the tests' reward cannot be read: {error}", **details
+            )
         for name in _ANSWERS:
             try:
                 rewards = _rewards(name, await box.read(f"{LOGS}/verifier/{name}", limit=_REWARDS))

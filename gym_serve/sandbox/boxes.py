@@ -80,6 +80,14 @@ class SandboxRefused(Exception):
     The message says what it is."""
 
 
+def words_of(command: str | Sequence[str]) -> list[str]:
+    """The program and its arguments; a text is the shell's. Raises `SandboxRefused`: there are none."""
+    words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+    if not words or any("\0" in word for word in words):
+        raise SandboxRefused("a command must have words, and none with a NUL character")
+    return words
+
+
 class Sandbox(Protocol):
     """A box that lives until it is closed, or the process that made it ends."""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
 
-from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec
+from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.confined import ConfinedProcess
 from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.confinement import box_filter
@@ -207,9 +207,7 @@ class BubblewrapBox:
         stdin: bytes = b"",
         output_limit: int = 1 << 20,
     ) -> ExecResult:
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not argv or any("\0" in word for word in argv):
-            raise SandboxRefused("a command must have words, and none with a NUL character")
+        argv = words_of(command)
         request = {"op": "exec", "argv": argv, "cwd": cwd, "env": dict(env or {}), "user": user}
         return await self._ask(request, stdin, timeout, output_limit)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import ClientError
 
-from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec
+from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.inside.resident import Output
 from gym_serve.types.errors import InvalidRequest, SessionLost, Unavailable
 
@@ -215,13 +215,11 @@ class DockerBox:
         output_limit: int = 1 << 20,
     ) -> ExecResult:
         """See `Sandbox.exec`."""
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not argv or any("\0" in word for word in argv):
-            raise SandboxRefused("a command must have words, and none with a NUL character")
+        argv = words_of(command)
         mark = f"{next(self._numbers)}-{secrets.token_hex(8)}"
         script = _SCRIPT.format(mark=mark, given=f"head -c {len(stdin)} | " if stdin else "exec ")
         outputs = (Output(output_limit), Output(output_limit))
-        ended: Literal["exit", "timeout", "memory"] = "exit"
+        ended: Literal["exit", "timeout"] = "exit"
         with self._errors():
             execution = await self._container.exec(
                 ["/bin/sh", "-c", script, "sh", cwd or self._spec.workdir, *argv],
@@ -240,10 +238,9 @@ class DockerBox:
                     raise
             status = (await execution.inspect())["ExitCode"]
         stdout, stderr = (output.text() for output in outputs)
-        if stderr.startswith(mark.encode()):
-            raise SandboxRefused(
-                f"there is no {stderr.decode('utf-8', 'replace').split(maxsplit=1)[1].strip()}"
-            )
+        first_word, _, missing = stderr.decode("utf-8", "replace").partition(" ")
+        if status == 127 and first_word == mark:
+            raise SandboxRefused(f"there is no {missing.strip()}")
         return ExecResult(
             status=-9 if ended == "timeout" else 128 - status if status > 128 else status,
             stdout=stdout,

@@ -234,3 +234,11 @@ async def test_an_honest_answer_to_a_task_of_harbor(bench: Bench, task: Path) ->
 async def test_a_cheat_earns_nothing_of_a_task_of_harbor(bench: Bench, task: Path, cheat: str) -> None:
     verdict = await reward_after(bench, {"task": str(task)}, HARBOR[cheat])
     assert verdict["reward"] == 0.0, verdict
+
+
+async def test_tests_that_lose_the_shell_are_a_zero_with_a_reason(bench: Bench, task: Path) -> None:
+    gone = "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\nrm -f /usr/bin/sh /bin/sh\n"
+    (task / "tests" / "test.sh").write_text(gone)
+    verdict = await reward_after(bench, {"task": str(task)}, "true")
+    assert verdict["reward"] == 0.0, verdict
+    assert "the tests' reward cannot be read" in verdict["reason"]

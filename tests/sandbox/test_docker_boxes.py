@@ -114,6 +114,12 @@ async def test_what_a_box_cannot_do(create: Create, options: dict[str, Any], mes
     assert (await box.exec("true", timeout=LONG)).ok
 
 
+@pytest.mark.parametrize("status", [0, 127])
+async def test_a_command_that_repeats_its_mark(create: Create, status: int) -> None:
+    done = await (await create()).exec(f"echo $GYM_SERVE_COMMAND >&2; exit {status}", timeout=LONG)
+    assert (done.status, done.ended) == (status, "exit")
+
+
 async def test_files(create: Create) -> None:
     box, data = await create(), bytes(range(256)) * 4096
     await box.exec("mkdir -p a; ln -s /etc/passwd a/link", timeout=LONG)
