@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -133,3 +133,18 @@ async def _run(method: Callable[..., Any], *args: Any) -> Any:
     if inspect.iscoroutinefunction(method):
         return await method(*args)
     return await asyncio.to_thread(method, *args)
+
+
+_TRAIN = 1_000_000  # the first seed of rows to train on: no test has that many
+
+
+def benchmark_rows(split: str, *, size: int) -> Iterator[dict[str, Any]]:
+    """Rows of a benchmark: games by their seed."""
+    first = _TRAIN if split == "train" else 0
+    for seed in range(first, first + size):
+        yield {
+            "responses_create_params": {
+                "input": [{"role": "user", "content": "Play one game. Think before each move."}]
+            },
+            "verifier_metadata": {"seed": seed},
+        }

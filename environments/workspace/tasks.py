@@ -213,3 +213,23 @@ class HarborRows:
                 "responses_create_params": {"input": [{"role": "user", "content": text}]},
                 "task": str(task.resolve()),
             }
+
+
+def harbor_benchmark(folder: str) -> JSON:
+    """What a benchmark file would say of a folder of tasks, for ``gym-serve eval harbor:FOLDER``."""
+    name = "".join(letter if letter.isalnum() else "_" for letter in Path(folder).resolve().name.lower())
+    return {
+        "name": f"harbor_{name}"[:40],
+        "description": f"The tasks of {folder}.",
+        "license": "that of the tasks",
+        "rows": {"function": f"{__name__}:harbor_rows", "arguments": {"folder": str(Path(folder).resolve())}},
+        "environment": {"type": "workspace", "test_timeout": 1700},
+        "agent": {"type": "simple_agent", "max_steps": 64, "seed_timeout": 1800, "verify_timeout": 1800},
+        "tools": "environment",
+        "metric": "share of tasks solved",
+    }
+
+
+def harbor_rows(split: str, *, folder: str) -> Iterator[JSON]:
+    """The rows of a folder of tasks, which has no splits."""
+    return HarborRows().rows(Path(folder))

@@ -12,9 +12,10 @@ import typer
 
 from gym_serve.cli.analysis import calibrate, diff, profile
 from gym_serve.cli.catalog import list_entries, show
-from gym_serve.cli.collect import EVAL_HELP, collect
+from gym_serve.cli.collect import collect
 from gym_serve.cli.conform import conform
 from gym_serve.cli.dataset import dataset
+from gym_serve.cli.evaluate import evaluate
 from gym_serve.cli.export_k8s import export_k8s
 from gym_serve.cli.fixtures import run_fixtures
 from gym_serve.cli.init import init
@@ -37,7 +38,7 @@ main = App(name="gym-serve", no_args_is_help=True, pretty_exceptions_show_locals
 main.command()(validate)
 main.command()(resolve)
 main.command()(collect)
-main.command("eval", help=EVAL_HELP)(collect)
+main.command("eval")(evaluate)
 main.command()(play)
 main.command()(merge)
 main.command()(reverify)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import echo, print_json, print_table
@@ -17,6 +18,7 @@ class _Kind(str, Enum):
     agent = "agent"
     model = "model"
     graph = "graph"
+    benchmark = "benchmark"
 
 
 FolderOption = Annotated[
@@ -31,13 +33,14 @@ FolderOption = Annotated[
 
 def list_entries(
     kind: Annotated[
-        list[_Kind] | None, typer.Argument(metavar="[KIND]...", help="environment, agent, model or graph.")
+        list[_Kind] | None,
+        typer.Argument(metavar="[KIND]...", help="environment, agent, model, graph or benchmark."),
     ] = None,
     *,
     graphs: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List environments, agents and models of installed packages, graphs by name, and graph files.
+    """List environments, agents, models, benchmarks and graphs of installed packages, and graph files.
 
     A type that cannot be imported, or lacks a package, is listed with what to install.
 
@@ -63,20 +66,27 @@ def show(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A type of gym-serve list, or an import path package.module:Class.",
+            help="A type or benchmark of gym-serve list, or an import path package.module:Class.",
         ),
     ],
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a type with its settings, tools and files; gym-serve resolve shows a graph.
+    """Show a type with its settings, tools and files, or a benchmark; gym-serve resolve shows a graph.
 
     Exit status: 0, or 1 if there is no such type, or it cannot be imported.
 
     Example: gym-serve show simple_weather
     """
     from gym_serve.cli.catalog_entries import details, find_types
+    from gym_serve.evaluation import benchmark_names, find_benchmark
 
+    if name in benchmark_names():
+        benchmark = find_benchmark(name).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        print_json(benchmark) if as_json else echo(
+            yaml.safe_dump(benchmark, sort_keys=False, allow_unicode=True)
+        )
+        return
     types = [details(entry) for entry in find_types(name)]
     if as_json:
         print_json(types[0] if len(types) == 1 else types)

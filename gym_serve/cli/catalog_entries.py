@@ -22,6 +22,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from gym_serve.evaluation import benchmark_names, find_benchmark
 from gym_serve.graph.classes import GROUPS, find_class
 from gym_serve.graph.loading import graph_names, load_graph
 from gym_serve.graph.shipped import FOLDER
@@ -40,9 +41,9 @@ class Entry:
     """A server type or a graph file.
 
     Attributes:
-        kind: ``environment``, ``agent``, ``model`` or ``graph``.
+        kind: ``environment``, ``agent``, ``model``, ``graph`` or ``benchmark``.
         name: what to write as ``type``; the path or name of a graph.
-        package: the distribution that brings it, with its version.
+        package: the distribution that brings it, with its version; the environment of a benchmark.
         import_path: ``package.module:Class`` of a type.
         summary: its first sentence.
         error: why it cannot be looked at.
@@ -73,6 +74,13 @@ def entries_of(kinds: set[str], folder: Path | None) -> list[Entry]:
     entries = [
         entry for kind, name in NAMES.items() if not kinds or name in kinds for entry in type_entries(kind)
     ]
+    if not kinds or "benchmark" in kinds:
+        for benchmark in map(find_benchmark, benchmark_names()):
+            entries.append(
+                Entry(
+                    "benchmark", benchmark.name, benchmark.environment["type"], summary=benchmark.description
+                )
+            )
     if not kinds or "graph" in kinds:
         if folder is None and Path("graphs").resolve() != FOLDER.resolve():
             entries += shipped_entries()

@@ -1,4 +1,4 @@
-"""`gym-serve collect` (alias `eval`): collects rollouts of rows into files, and resumes interrupted runs."""
+"""`gym-serve collect`: collects rollouts of rows into files, and resumes interrupted runs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,6 @@ from gym_serve.graph.spec import nearest
 if TYPE_CHECKING:
     from gym_serve.client.rollout_client import RolloutOptions
     from gym_serve.rollouts import Budget
-
-EVAL_HELP = """The same as collect, under the usual name for evaluations.
-
-Exit status: as for collect.
-
-Example: gym-serve eval graphs/math.yaml benchmark.jsonl -o out.jsonl --repeats 4
-"""
 
 OutputOption = Annotated[
     Path,

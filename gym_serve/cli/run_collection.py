@@ -86,10 +86,16 @@ def report_and_exit(
     report: Report | None, signalled: int | None, *, as_json: bool, failures: Failures = "mask"
 ) -> NoReturn:
     """Print the report that `run_collection` returned, and exit with the status of the run (see above)."""
+    if report is not None:
+        print_report(report, as_json=as_json, failures=failures)
+    exit_of(report, signalled)
+    raise typer.Exit(0)
+
+
+def exit_of(report: Report | None, signalled: int | None) -> None:
+    """Say why a run is not complete, and exit with its status; return if all of its rollouts are scored."""
     if report is None:
         echo("Stopped before the first rollout.", err=True)
-    else:
-        print_report(report, as_json=as_json, failures=failures)
     if report is not None and report.exhausted and signalled is None:
         echo(
             f"Stopped: {report.exhausted}. Run the command with --resume and a higher limit to continue.",
@@ -105,7 +111,8 @@ def report_and_exit(
     if report is None or not report.complete:
         echo("Run the same command with --resume to continue.", err=True)
         raise typer.Exit(signalled or (_FAILURES if report is not None and report.uncompared else 1))
-    raise typer.Exit(_FAILURES if report.progress.failed else 0)
+    if report.progress.failed:
+        raise typer.Exit(_FAILURES)
 
 
 def _cancelled(progress: Progress | None, output: Path) -> Report | None:

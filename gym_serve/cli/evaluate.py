@@ -1,0 +1,339 @@
+"""`gym-serve eval`: benchmarks by name, with any number of models, to a table, JSON and one page of HTML."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+
+from gym_serve.cli.collect import ConcurrencyOption, MaxFailuresOption, ResumeOption, RetryOption, SkipOption
+from gym_serve.cli.options import JsonOption, parse_pairs
+from gym_serve.cli.printing import echo, new_console, print_json, print_start, table_of
+from gym_serve.cli.run_collection import exit_of
+from gym_serve.types.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gym_serve.client.rollout_client import RolloutOptions
+    from gym_serve.evaluation import Benchmark, Plan, Results
+    from gym_serve.rollouts import Budget, Report
+    from gym_serve.types.requests import JSON
+
+_BELOW = 6  # exit status
+_ROLLOUTS, _RESULTS, _PAGE = "rollouts.jsonl", "results.json", "report.html"
+_PROBLEMS = 20
+
+
+def evaluate(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[BENCHMARK]...",
+            help="Names of gym-serve list benchmark, files of benchmarks (.yaml), NAME:WHAT of another catalogue "
+            "(harbor:FOLDER), or a file of rows with --grader.",
+        ),
+    ] = None,
+    *,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="MODEL",
+            help="openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME, vllm:PATH, hf:PATH, "
+            "or scripted, a stand-in; can be repeated. A URL's key is in POLICY_API_KEY.",
+        ),
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The judge of benchmarks that need one.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the results. [default: eval-TIME]"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows of each benchmark at most.")] = None,
+    sample: Annotated[
+        bool,
+        typer.Option("--sample", help="The few rows that a benchmark has with it: no network, for a try."),
+    ] = False,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="Rows of a benchmark from a file, of the same columns."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the rows: test, or train.")] = "test",
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --grader: the user message, e.g. '{question}'.")
+    ] = None,
+    grader: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:NAME", help="Function (row, response) -> reward, for a file of rows."),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="FIELD=EXPR", help="With --grader: a field of the rows, from columns."),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts per row; by default what the benchmark says.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Sampling seed of a row's first rollout.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0)] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Of one answer.")] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Another key of responses_create_params.")
+    ] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Model calls of one rollout at most.")] = None,
+    concurrency: ConcurrencyOption = 128,
+    timeout: Annotated[float | None, typer.Option(help="Time limit of one attempt, in seconds.")] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(min=0, help="Stop once model calls have cost this much.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Stop once model calls have used this many tokens.")
+    ] = None,
+    max_failures: MaxFailuresOption = 5,
+    by: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Break scores down by a field of the rows.")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="An earlier evaluation: differences to it, paired by row."),
+    ] = None,
+    fail_under: Annotated[
+        float | None, typer.Option(metavar="PERCENT", help="Exit with 6 if a score is lower.")
+    ] = None,
+    repeat_of: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The sampling, rows and models of an earlier evaluation, once more."
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Run no model: the sample's right answers must score 1, and empty ones less."
+        ),
+    ] = False,
+    resume: ResumeOption = False,
+    retry_failed: RetryOption = False,
+    skip_invalid: SkipOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate models on benchmarks: a table here, and results.json, report.html and all rollouts in FOLDER.
+
+    A first run: gym-serve eval gsm8k --sample --model scripted
+
+    It runs in this process, without Ray, but for vllm: models. All benchmarks and
+    models are one run, which --resume continues.
+
+    Exit status: as for collect; 6 if a score is below --fail-under; 1 if a --check
+    fails.
+
+    Example: gym-serve eval gsm8k ifeval --model http://host:8000/v1#qwen3-8b --repeats 4
+    """
+    # Imported here, so that --help and usage errors start fast.
+    from gym_serve.evaluation.request import Request
+    from gym_serve.rollouts import Budget
+
+    sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
+    request = Request(
+        benchmarks=names or [],
+        models=model or [],
+        judge=judge,
+        split=split,
+        limit=limit,
+        files=_pairs(rows or (), "--rows gsm8k=rows.parquet"),
+        sample=sample,
+        prompt=prompt,
+        grader=grader,
+        map=_pairs(map_ or (), "--map expected_answer=answer"),
+        params={
+            **{key: value for key, value in sampling.items() if value is not None},
+            **parse_pairs(param or (), "--param reasoning={effort: low}"),
+        },
+        repeats=repeats,
+        seed=seed,
+        max_turns=max_turns,
+    )
+    if repeat_of is not None:
+        request = Request(**_stored(repeat_of)["request"])
+    if not request.benchmarks:
+        raise typer.BadParameter("name a benchmark, see gym-serve list benchmark; or --repeat-of FOLDER")
+    if check:
+        _check(request.find(), as_json=as_json)
+        return
+    if not request.models:
+        raise typer.BadParameter("choose one --model or more; scripted is a stand-in that needs nothing")
+    plan = request.plan()
+    record = {**plan.record(), "request": request.to_json()}
+    notes = [] if repeat_of is None else list(_changes(_stored(repeat_of), record))
+    for note in notes:
+        echo(f"note: {note}", err=True)
+    folder = output or Path(time.strftime("eval-%Y%m%d-%H%M%S"))
+    options: RolloutOptions = {
+        "repeats": plan.rollouts_per_row(),
+        "seed": seed if repeat_of is None else request.seed,
+        "concurrency": concurrency,
+        "timeout": timeout,
+        "max_failures": max_failures,
+        "skip_invalid": skip_invalid,
+    }
+    resuming = {"resume": resume, "retry_failed": retry_failed}
+    report, signalled = _run(plan, folder, options, Budget(max_cost, max_tokens), resuming)
+    if report is not None:
+        results = _results(plan, folder, {**record, "notes": notes}, by or [], baseline, report)
+        _show(results, folder, report, as_json=as_json)
+    exit_of(report, signalled)
+    if fail_under is not None and (results.lowest is None or 100 * results.lowest < fail_under):
+        echo(f"A score is below {fail_under:g}.", err=True)
+        raise typer.Exit(_BELOW)
+
+
+def _run(
+    plan: Plan, folder: Path, options: RolloutOptions, budget: Budget, resuming: dict[str, bool]
+) -> tuple[Report | None, int | None]:
+    from gym_serve.cli import local_ray
+    from gym_serve.cli.run_collection import run_collection
+    from gym_serve.client import AsyncGym, Gym
+
+    needs_ray = any(model.needs_ray for model in plan.models)
+    if needs_ray:
+        print_start()
+        local_ray.import_ray()
+    folder.mkdir(parents=True, exist_ok=True)
+    with Gym.from_graph(plan.graph(), ray=needs_ray) as gym:
+        return run_collection(
+            lambda progress, stopping: AsyncGym.of(gym).collect(
+                plan.rows(),
+                folder / _ROLLOUTS,
+                progress=progress,
+                stop=stopping,
+                budget=budget,
+                resume=resuming["resume"],
+                retry_failed=resuming["retry_failed"],
+                **options,
+            ),
+            folder / _ROLLOUTS,
+        )
+
+
+def _results(
+    plan: Plan, folder: Path, record: JSON, by: list[str], baseline: Path | None, report: Report
+) -> Results:
+    """The results, which are written beside the rollouts."""
+    from gym_serve.evaluation.report import write_html
+    from gym_serve.evaluation.results import results_of
+
+    answers = {one.name: field for one in plan.benchmarks if (field := one.server.metrics.answer)}
+    results = results_of(
+        folder / _ROLLOUTS,
+        {agent: (benchmark.name, model.label) for agent, benchmark, model in plan.cells()},
+        record,
+        by=by,
+        baseline=None if baseline is None else baseline / _ROLLOUTS,
+        answers=answers,
+        cost=report.spent.cost,
+    )
+    (folder / _RESULTS).write_bytes(orjson.dumps(results.to_json(), option=orjson.OPT_INDENT_2, default=str))
+    write_html(results, folder / _PAGE, folder / _ROLLOUTS)
+    return results
+
+
+def _show(results: Results, folder: Path, report: Report, *, as_json: bool) -> None:
+    from gym_serve.evaluation.report import change, interval, percent
+    from gym_serve.cli.run_report import FAILURE_COLUMNS, failures_of
+
+    if as_json:
+        print_json({"ok": report.complete, "files": str(folder), **results.to_json()})
+        return
+    rows = []
+    for cell in results.cells:
+        reducers = ", ".join(f"{name} {100 * value:.1f}" for name, value in cell.reducers.items())
+        beside = "" if cell.difference is None else change(cell.difference)
+        coverage = f"{cell.scored:,}/{cell.asked:,}"
+        rows.append(
+            (
+                cell.benchmark,
+                cell.model,
+                percent(cell.score),
+                interval(cell.score),
+                coverage,
+                reducers,
+                beside,
+            )
+        )
+    columns = ("benchmark", "model", "score %", "95% interval", "scored", "", "to the baseline")
+    used = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    console = new_console()
+    console.print(
+        table_of([columns[place] for place in used], [[row[place] for place in used] for row in rows])
+    )
+    for cell in results.cells:
+        for field, groups in cell.by.items():
+            cells = [
+                (value, str(score.rows), percent(score), interval(score)) for value, score in groups.items()
+            ]
+            console.print()
+            console.print(
+                table_of(
+                    (f"{cell.benchmark}, {cell.model}: {field}", "rows", "score %", "95% interval"), cells
+                )
+            )
+    if failed := failures_of([folder / _ROLLOUTS]):
+        console.print()
+        console.print(table_of(FAILURE_COLUMNS, [one.cells() for one in failed]))
+    echo()
+    for cell in results.cells:
+        for line in cell.health:
+            echo(f"look at {cell.benchmark}, {cell.model}: {line}")
+    for note in report.notes:
+        echo(f"note: {note}")
+    for problem in report.problems[:_PROBLEMS]:
+        echo(f"left out: {problem}")
+    echo(
+        f"{folder / _PAGE} is the report, {folder / _RESULTS} the numbers, {folder / _ROLLOUTS} the rollouts."
+    )
+
+
+def _check(benchmarks: list[Benchmark], *, as_json: bool) -> None:
+    from gym_serve.evaluation.checking import problems_of_benchmark
+
+    checked = {benchmark.name: list(problems_of_benchmark(benchmark)) for benchmark in benchmarks}
+    if as_json:
+        print_json({"ok": not any(checked.values()), "benchmarks": checked})
+    else:
+        for name, problems in checked.items():
+            echo(f"{name}: {'; '.join(problems) or 'right answers score 1, and empty ones less'}")
+    if any(checked.values()):
+        raise typer.Exit(1)
+
+
+def _pairs(texts: Iterable[str], example: str) -> dict[str, str]:
+    """``NAME=TEXT``, as it is."""
+    pairs = [text.partition("=") for text in texts]
+    if wrong := next(
+        (text for text, (name, mark, value) in zip(texts, pairs) if not (name and mark and value)), None
+    ):
+        raise typer.BadParameter(f"must be NAME=VALUE, as in {example}, got {wrong!r}")
+    return {name: value for name, _, value in pairs}
+
+
+def _stored(folder: Path) -> JSON:
+    path = folder / _RESULTS
+    try:
+        stored: JSON = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}") from None
+    return stored
+
+
+def _changes(before: JSON, now: JSON) -> Iterator[str]:
+    """What would make another result than the earlier evaluation."""
+    if before["gym_serve"] != now["gym_serve"]:
+        yield f"gym-serve was {before['gym_serve']}, and is {now['gym_serve']}"
+    for old, new in zip(before["benchmarks"], now["benchmarks"], strict=True):
+        if old["file_digest"] != new["file_digest"]:
+            yield f"{new['name']} has changed since: version {old['version']} was evaluated, this is {new['version']}"

@@ -1,0 +1,74 @@
+"""Models by a word of the command line: an endpoint, a provider's name, or weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from gym_serve.graph.spec import RESERVED_NAMES
+from gym_serve.types.errors import InvalidRequest
+
+FORMS = (
+    "openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME (Responses), vllm:PATH, hf:PATH, "
+    "or scripted, the embedded stand-in"
+)
+
+_LONGEST = 22  # of a server's name: with that of a benchmark it is the name of an agent, 63 at most
+
+
+class Model(NamedTuple):
+    """A model that is evaluated."""
+
+    label: str
+    """As the user wrote it, without what belongs to the address: it stands in tables."""
+    server: str
+    """Name of its server in the graph."""
+    settings: dict[str, Any]
+    """Its ``type`` and settings; keys stand in variables."""
+
+    @property
+    def needs_ray(self) -> bool:
+        return bool(self.settings["type"] == "vllm_engine")
+
+
+def read_models(texts: Iterable[str]) -> list[Model]:
+    """The models of ``--model``, each with a name of its own. Raises InvalidRequest: a text is no model."""
+    models: dict[str, Model] = {}
+    for text in texts:
+        label, settings = _read(text)
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", label.rpartition("/")[2]).strip("-")[:_LONGEST] or "model"
+        name = name if name[0].isalpha() and name not in RESERVED_NAMES else f"m-{name}"
+        server, number = name, 1
+        while server in models:
+            number += 1
+            server = f"{name}-{number}"
+        models[server] = Model(label, server, settings)
+    return list(models.values())
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    scheme, _, rest = text.partition(":")
+    provider, _, name = text.partition("/")
+    if text == "scripted":
+        return text, {"type": "scripted_model"}
+    if scheme == "vllm" and rest:
+        return rest.rstrip("/"), {"type": "vllm_engine", "model": rest}
+    if scheme == "hf" and rest:
+        return rest.rstrip("/"), {"type": "hf_engine", "model": rest}
+    if provider == "openai" and name:
+        return name, {"type": "openai_model", "model": name, "api_key": "${OPENAI_API_KEY}"}
+    if provider == "anthropic" and name:
+        base_url = "https://api.anthropic.com/v1"
+        return name, {
+            "type": "chat_model",
+            "model": name,
+            "base_url": base_url,
+            "api_key": "${ANTHROPIC_API_KEY}",
+        }
+    url, mark, name = text.partition("#")
+    kind = "openai_model" if url.startswith("responses+") else "chat_model"
+    url = url.removeprefix("responses+")
+    if mark and name and url.startswith(("http://", "https://")):
+        return name, {"type": kind, "model": name, "base_url": url, "api_key": "${POLICY_API_KEY:-EMPTY}"}
+    raise InvalidRequest(f"--model must be {FORMS}; got {text!r}")

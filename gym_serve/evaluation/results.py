@@ -1,0 +1,289 @@
+"""`results_of`: the scores of a run, from its files: by benchmark and model, broken down, beside a baseline.
+
+A score is the mean over rows of the mean of their rollouts. A failed rollout is no score: coverage says how many
+there are. Differences to a baseline are paired by row; the intervals are bootstraps over rows, and the p-values,
+of a sign-flip test (Fisher's randomization), are corrected for their number by Holm's method.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gym_serve.evaluation.benchmark import ROW_ID
+from gym_serve.metrics.estimators import Clusters, Figure, majority_curve, pass_at_k
+from gym_serve.rollouts import Outputs
+from gym_serve.rollouts.analysis.reading import agent_of
+from gym_serve.rollouts.files import read_records
+from gym_serve.types.requests import JSON, message_text
+
+_FLIPS = 2000
+_SEED = 0
+_WORST = 5
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over rows, as a fraction, and its 95% interval; ``low`` and ``high`` are None for one row."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A cell beside the same cell of the baseline, over the rows of both."""
+
+    baseline: float
+    mean: float
+    low: float | None
+    high: float | None
+    rows: int
+    p: float
+    """Of the sign-flip test, corrected by Holm's method for the number of cells."""
+
+    @property
+    def is_clear(self) -> bool:
+        return self.p < 0.05
+
+
+@dataclass
+class Cell:
+    """One benchmark with one model."""
+
+    benchmark: str
+    model: str
+    score: Score | None = None
+    scored: int = 0
+    asked: int = 0
+    reducers: dict[str, float] = field(default_factory=dict)
+    """With several rollouts of a row: ``pass@k``, ``pass^k``, ``best@k``, ``majority@k``."""
+    by: dict[str, dict[str, Score]] = field(default_factory=dict)
+    """The score for each value of a field, by field."""
+    difference: Difference | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    health: list[str] = field(default_factory=list)
+    worst: list[JSON] = field(default_factory=list)
+    """Rows with the lowest score, with what the model wrote and why it was not right."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """An evaluation in numbers."""
+
+    record: JSON
+    cells: list[Cell]
+    cost: float | None = None
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest score of a cell; None where one has none."""
+        scores = [cell.score.mean if cell.score else None for cell in self.cells]
+        return None if None in scores else min((s for s in scores if s is not None), default=None)
+
+    def to_json(self) -> JSON:
+        return {**self.record, "cost": self.cost, "cells": [asdict(cell) for cell in self.cells]}
+
+
+def results_of(
+    output: Path,
+    agents: Mapping[str, tuple[str, str]],
+    record: JSON,
+    *,
+    by: Sequence[str] = (),
+    baseline: Path | None = None,
+    answers: Mapping[str, str] | None = None,
+    cost: float | None = None,
+) -> Results:
+    """The results of a run.
+
+    Args:
+        output: main file of the run.
+        agents: benchmark and model, by the name of the agent that plays them.
+        by: fields to break scores down by.
+        baseline: main file of an earlier evaluation.
+        answers: by benchmark, the field of a verdict that has the answer, for majority votes.
+    """
+    tallies = _read(output, by, answers or {})
+    asked = Counter(agent_of(row) for row in read_records(Outputs.of(output).inputs))
+    cells = []
+    for agent, (benchmark, model) in agents.items():
+        tally = tallies.get(agent, _Tally())
+        cells.append(tally.cell(benchmark, model, asked[agent], by))
+    if baseline is not None:
+        before = _read(baseline, (), {})
+        pairs = [_pair(before.get(agent), tallies.get(agent)) for agent in agents]
+        corrected = holm([None if pair is None else sign_flip(pair[1]) for pair in pairs])
+        for cell, pair, p in zip(cells, pairs, corrected, strict=True):
+            if pair is not None and p is not None:
+                score = _score(pair[1])
+                cell.difference = Difference(fmean(pair[0]), score.mean, score.low, score.high, score.rows, p)
+    return Results(record, cells, cost)
+
+
+class _Tally:
+    """The rollouts of one agent."""
+
+    def __init__(self) -> None:
+        self.rewards: dict[str, list[float]] = defaultdict(list)
+        self.answers: dict[str, list[Any]] = defaultdict(list)
+        self.values: dict[str, dict[str, str]] = {}
+        self.worst: list[tuple[float, JSON]] = []
+        self.counts: Counter[str] = Counter()
+        self.letters: Counter[str] = Counter()
+
+    def add(self, rollout: JSON, by: Sequence[str], answer: str | None) -> None:
+        row, reward = str(rollout.get(ROW_ID)), float(rollout["reward"])
+        self.rewards[row].append(reward)
+        self.values[row] = {field: str(rollout[field]) for field in by if field in rollout}
+        response = rollout["response"]
+        output = response.get("output") or []
+        text = "".join(message_text(item) for item in output if item.get("type") == "message")
+        calls = sum(item.get("type") == "function_call" for item in output)
+        usage = response.get("usage") or {}
+        tokens = usage.get("output_tokens") or 0
+        self.counts += Counter(
+            rollouts=1,
+            empty=not (text.strip() or calls),
+            cut=response.get("status") == "incomplete",
+            tools=bool(rollout.get("responses_create_params", {}).get("tools")),
+            no_call=bool(rollout.get("responses_create_params", {}).get("tools")) and not calls,
+            uncounted=bool(text) and not tokens,
+            input_tokens=usage.get("input_tokens") or 0,
+            output_tokens=tokens,
+        )
+        if answer is not None:
+            value = rollout.get(answer)
+            self.answers[row].append(value)
+            self.letters[str(value)] += 1
+        self.worst.append(
+            (reward, {"row": row, "reward": reward, "reason": rollout.get("reason"), "text": text[-400:]})
+        )
+        self.worst = sorted(self.worst, key=lambda one: one[0])[:_WORST]
+
+    def cell(self, benchmark: str, model: str, asked: int, by: Sequence[str]) -> Cell:
+        counts = self.counts
+        cell = Cell(benchmark, model, scored=counts["rollouts"], asked=asked)
+        cell.input_tokens, cell.output_tokens = counts["input_tokens"], counts["output_tokens"]
+        if self.rewards:
+            cell.score = _score([fmean(rewards) for rewards in self.rewards.values()])
+            cell.reducers = dict(self._reducers())
+            cell.by = {field: groups for field in by if (groups := self._broken_down(field))}
+            cell.worst = [row for reward, row in self.worst if reward < 1]
+        cell.health = list(self._health(asked))
+        return cell
+
+    def _broken_down(self, field: str) -> dict[str, Score]:
+        groups: dict[str, list[float]] = defaultdict(list)
+        for row, rewards in self.rewards.items():
+            if field in self.values[row]:
+                groups[self.values[row][field]].append(fmean(rewards))
+        return {value: _score(means) for value, means in sorted(groups.items())}
+
+    def _reducers(self) -> Iterator[tuple[str, float]]:
+        k = min(map(len, self.rewards.values()))
+        if k < 2:
+            return
+        groups = list(self.rewards.values())
+        if all(reward in (0, 1) for rewards in groups for reward in rewards):
+            yield f"pass@{k}", fmean(pass_at_k(rewards, k) or 0.0 for rewards in groups)
+            yield f"pass^{k}", fmean(math.comb(int(sum(r)), k) / math.comb(len(r), k) for r in groups)
+        yield f"best@{k}", fmean(max(rewards[:k]) for rewards in groups)
+        if self.answers:
+            votes = (
+                zip(map(_hashable, self.answers[row]), rewards, strict=True)
+                for row, rewards in self.rewards.items()
+            )
+            yield f"majority@{k}", fmean(majority_curve(list(each), k)[-1] for each in votes)
+
+    def _health(self, asked: int) -> Iterator[str]:
+        """What looks wrong about the run itself, one line each."""
+        counts, total = self.counts, self.counts["rollouts"]
+        if total < asked:
+            yield f"{asked - total:,} of {asked:,} rollouts have no score"
+        if not total:
+            return
+        for name, what in (
+            ("empty", "answers are empty"),
+            ("cut", "answers end at a limit of tokens"),
+            ("uncounted", "answers have text, and no output tokens in their usage"),
+        ):
+            if counts[name]:
+                yield f"{counts[name]:,} of {total:,} {what}"
+        if counts["tools"] and counts["no_call"] == counts["tools"]:
+            yield f"no answer calls a tool, though {counts['tools']:,} have tools"
+        if self.letters and total >= 10 and (commonest := self.letters.most_common(1)[0])[1] == total:
+            yield f"all answers are {commonest[0]}"
+        means = [fmean(rewards) for rewards in self.rewards.values()]
+        if len(means) >= 10 and len(set(means)) == 1 and means[0] in (0, 1):
+            yield "every row is solved" if means[0] else "no row is solved"
+
+
+def _read(output: Path, by: Sequence[str], answers: Mapping[str, str]) -> dict[str, _Tally]:
+    tallies: dict[str, _Tally] = defaultdict(_Tally)
+    for rollout in read_records(Outputs.of(output).rollouts):
+        if isinstance(rollout.get("reward"), int | float) and isinstance(rollout.get("response"), dict):
+            benchmark = str(rollout.get(ROW_ID)).partition("/")[0]
+            tallies[agent_of(rollout)].add(rollout, by, answers.get(benchmark))
+    return tallies
+
+
+def _score(means: Sequence[float]) -> Score:
+    clusters = Clusters(len(means))
+    figure = Figure(clusters, binary=all(mean in (0, 1) for mean in means))
+    for position, mean in enumerate(means):
+        figure.add(clusters.of(position), mean)
+    interval = figure.confidence()
+    return Score(figure.value, interval.get("low"), interval.get("high"), len(means))
+
+
+def _pair(before: _Tally | None, after: _Tally | None) -> tuple[list[float], list[float]] | None:
+    """The baseline's means, and the differences to them, of the rows that both have scored."""
+    rows = sorted(before.rewards.keys() & after.rewards.keys()) if before and after else []
+    if before is None or after is None or not rows:
+        return None
+    means = [fmean(before.rewards[row]) for row in rows]
+    return means, [fmean(after.rewards[row]) - mean for row, mean in zip(rows, means, strict=True)]
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """The two-sided p-value of the mean difference, if each sign was chance: of all flips where there are few,
+    else of 2,000 drawn ones. The same differences give the same value."""
+    changed = [difference for difference in differences if difference]
+    total = abs(math.fsum(changed)) - 1e-12
+    if 2 ** len(changed) <= _FLIPS:
+        sums = [0.0]
+        for difference in changed:
+            sums = [s + d for s in sums for d in (difference, -difference)]
+        return sum(abs(s) >= total for s in sums) / len(sums)
+    draw = random.Random(_SEED)
+    extreme = 0
+    for _ in range(_FLIPS):
+        signs = draw.getrandbits(len(changed))
+        flipped = sum(d if signs >> position & 1 else -d for position, d in enumerate(changed))
+        extreme += abs(flipped) >= total
+    return (extreme + 1) / (_FLIPS + 1)
+
+
+def holm(p_values: Iterable[float | None]) -> list[float | None]:
+    """P-values corrected for their number (Holm 1979); None stays None."""
+    values = list(p_values)
+    ordered = sorted((p, position) for position, p in enumerate(values) if p is not None)
+    corrected, highest = list(values), 0.0
+    for rank, (p, position) in enumerate(ordered):
+        highest = max(highest, min(1.0, p * (len(ordered) - rank)))
+        corrected[position] = highest
+    return corrected
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else repr(value)

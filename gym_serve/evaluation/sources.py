@@ -1,0 +1,145 @@
+"""Where rows come from: a file, a data set of the Hugging Face hub, or a function that makes them.
+
+JSONL is read by gym_serve itself. Parquet, CSV, Arrow and the hub, also by URLs of S3 or GCS, are read by
+``datasets``, an extra: as a stream where a few rows are asked for, else downloaded once and kept in its cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, datetime, time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from typing_extensions import Self
+
+from gym_serve.rollouts.rows import LocatedRow, read_rows
+from gym_serve.types.errors import InvalidRequest, Unavailable
+from gym_serve.types.requests import JSON
+
+_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_FORMATS = {
+    **{".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow", ".json": "json"},
+    **dict.fromkeys(_JSONL, "json"),
+}
+_MAGIC = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+
+
+class Source(BaseModel):
+    """Where the rows of a benchmark are: one of ``dataset``, ``file`` and ``function``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str | None = None
+    """A data set of the Hugging Face hub, ``openai/gsm8k``."""
+    name: str | None = None
+    """Its configuration."""
+    revision: str | None = None
+    """Its commit, tag or branch."""
+    file: str | None = None
+    """A file, relative to that of the benchmark, or a URL: JSONL, Parquet, CSV, Arrow or JSON."""
+    function: str | None = None
+    """``package.module:function``, called with ``split`` and ``arguments``, which returns rows."""
+    arguments: dict[str, Any] = {}
+    splits: dict[str, str] = {"test": "test"}
+    """What the source calls ``train`` and ``test``; a file has the one split that is asked for."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(place is not None for place in (self.dataset, self.file, self.function)) != 1:
+            raise ValueError("give one of dataset, file and function")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The source in a word, for reports."""
+        name = f" ({self.name})" if self.name else ""
+        revision = f" at {self.revision}" if self.revision else ""
+        return f"{self.dataset or self.file or self.function}{name}{revision}"
+
+    def rows(self, split: str, folder: Path, limit: int | None = None) -> Iterator[LocatedRow]:
+        """The rows of a split, as they are. ``folder``: what a relative file is relative to.
+
+        Raises:
+            InvalidRequest: there is no such split or file; or a package is missing, which is named.
+            Unavailable: the source cannot be reached.
+        """
+        if split not in self.splits and self.file is None:
+            raise InvalidRequest(f"{self.label} has no split {split!r}; it has {', '.join(self.splits)}")
+        if self.function is not None:
+            module, _, name = self.function.partition(":")
+            made = getattr(importlib.import_module(module), name)(split=split, **self.arguments)
+            return _located(self.label, islice(made, limit))
+        if self.file is not None:
+            return islice(file_rows(_place(self.file, folder)), limit)
+        files = {"path": self.dataset, "name": self.name, "revision": self.revision}
+        loaded = _load(self.label, {**files, "split": self.splits[split]}, streaming=limit is not None)
+        return _located(self.label, islice(loaded, limit))
+
+
+def file_rows(file: str) -> Iterator[LocatedRow]:
+    """The rows of a file or a URL. Raises InvalidRequest: it is of no format that is read here."""
+    kind = next((kind for suffix, kind in _FORMATS.items() if file.lower().endswith(suffix)), None)
+    if file.lower().endswith(_JSONL) and "://" not in file:
+        return read_rows(file)
+    if kind is None:
+        raise InvalidRequest(f"{file}: rows must be in a file of {', '.join(_FORMATS)}")
+    options = {"delimiter": "\t"} if file.lower().endswith(".tsv") else {}
+    loaded = _load(file, {"path": kind, "data_files": file, "split": "train", **options}, streaming=True)
+    return _located(file, loaded)
+
+
+def _place(file: str, folder: Path) -> str:
+    return file if "://" in file else str(folder / file)
+
+
+def _located(label: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[LocatedRow]:
+    for number, row in enumerate(rows, 1):
+        yield LocatedRow(f"{label}:{number}", {key: _plain(value) for key, value in row.items()})
+
+
+def _load(label: str, options: Mapping[str, Any], *, streaming: bool) -> Iterable[JSON]:
+    try:
+        import datasets
+    except ImportError:
+        raise InvalidRequest(
+            f"{label} is read by datasets, which is not installed: pip install 'gym-serve[data]'"
+        ) from None
+    datasets.disable_progress_bars()
+    try:
+        loaded: Any = datasets.load_dataset(**options, streaming=streaming)
+    # What it raises has many classes, of several packages; what they have in common is the message.
+    except Exception as error:
+        raise Unavailable(
+            f"cannot load {label}: {' '.join(str(error).split())[:300]}. If its rows are on this machine: --rows FILE"
+        ) from None
+    features = loaded.features or {}
+    for column, feature in features.items():
+        if isinstance(feature, datasets.Image | datasets.Audio):
+            loaded = loaded.cast_column(column, type(feature)(decode=False))  # the file's bytes, as they are
+    return loaded  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: media are data URLs, times are texts."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"bytes", "path"}:
+            data = value["bytes"]
+            return _data_url(Path(value["path"]).read_bytes() if data is None else data)
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return _data_url(value)
+    return value
+
+
+def _data_url(data: bytes) -> str:
+    kind = next((k for magic, k in _MAGIC.items() if data.startswith(magic)), "application/octet-stream")
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
