@@ -20,6 +20,7 @@ from gym_serve.types.errors import GymError
 from gym_serve.types.protocols.items import message_item
 from gym_serve.types.requests import JSON
 
+
 def problems_of_benchmark(benchmark: Benchmark) -> Iterator[str]:
     """What is wrong with a benchmark; nothing of one that may be published."""
     if not benchmark.sample:

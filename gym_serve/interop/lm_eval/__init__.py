@@ -1,0 +1,99 @@
+"""Tasks of EleutherAI's lm-evaluation-harness as they are: ``gym-serve eval lm_eval:gsm8k``.
+
+Its own code makes the prompts (few-shot examples, chat turns) and scores the answers (filters, `process_results`);
+the model is called by gym_serve. So the same completions get the same scores. A group or tag (``lm_eval:mmlu_pro``)
+is one benchmark with the rows of all its tasks. Only tasks whose answers are written can be run: those that compare
+likelihoods of given answers need the model's own probabilities, and are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
+from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
+from gym_serve.workers import WorkerPool, WorkFailed
+
+_WORK = Path(__file__).with_name("worker.py")
+_WORKER_MEMORY = 6 << 30  # address space; lm-eval brings NumPy, pandas and pyarrow
+
+
+class LmEvalRow(VerifyRequest):
+    """A row of a task, with the response to it."""
+
+    lm_eval_task: str
+    """Name of the task."""
+    doc: JSON
+    """The document, as the task's `process_docs` makes it."""
+
+
+class LmEval(ResourcesServer):
+    """Tasks of lm-eval: the reward is the task's first metric under its first filter; others are fields."""
+
+    requires: ClassVar[Mapping[str, str]] = {"lm_eval": "gym-serve[lm_eval]"}
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    restorable: ClassVar[bool] = True  # there is no state
+    metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
+
+    class Config(ResourcesServer.Config):
+        include_path: str | None = None
+        """Folder of task files beside those that lm-eval has."""
+        metric: str | None = None
+        """The metric that is the reward, as lm-eval's tables name it, e.g. ``exact_match,flexible-extract``."""
+        cpu_seconds: PositiveFloat = 30.0
+        """CPU time that scoring one answer may take; one that takes longer scores 0."""
+        num_workers: PositiveInt = 1
+        """Processes that score, each using up to one core and 500 MB; read at the start only."""
+
+    config: Config
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        pool = WorkerPool("lm-eval", _WORK, self.config.num_workers, memory_bytes=_WORKER_MEMORY)
+        self._pool = self.manage(pool)
+
+    async def verify(self, request: LmEvalRow) -> Verdict:
+        work = [request.lm_eval_task, self.config.include_path, request.doc, request.response.output_text]
+        try:
+            scored = await self._pool.run(work, cpu_seconds=self.config.cpu_seconds)
+        except WorkFailed as failure:
+            return Verdict(reward=0.0, reason=str(failure))
+        if scored["invalid"] is not None:
+            raise InvalidRequest(scored["invalid"])
+        metrics: dict[str, float] = scored["metrics"]
+        name = self.config.metric or next(iter(metrics))
+        if name not in metrics:
+            raise InvalidRequest(
+                f"{request.lm_eval_task} has no metric {name!r}; it has {', '.join(metrics)}"
+            )
+        return Verdict.model_validate({"reward": metrics[name], "lm_eval": metrics})
+
+
+def lm_eval_benchmark(name: str, **settings: Any) -> JSON:
+    """What a benchmark file would say of a task, a group or a tag of lm-eval."""
+    return {
+        "name": "lm_eval_" + "".join(letter if letter.isalnum() else "_" for letter in name.lower())[:32],
+        "description": f"{name} of lm-evaluation-harness, by its own code.",
+        "license": "that of the data set",
+        "rows": {
+            "function": f"{__name__}:task_rows",
+            "arguments": {"name": name, "include_path": settings.get("include_path")},
+        },
+        "environment": {"type": "lm_eval", **settings},
+        "metric": settings.get("metric") or "the task's first metric",
+    }
+
+
+def task_rows(split: str, *, name: str, include_path: str | None = None) -> Iterator[JSON]:
+    """The rows of a task, a group or a tag. Raises InvalidRequest: there is none, or one is not generative."""
+    try:
+        from gym_serve.interop.lm_eval.tasks import rows_of
+    except ImportError as error:
+        raise InvalidRequest(f"{error}: pip install 'gym-serve[lm_eval]'") from None
+    return rows_of(name, include_path)

@@ -1,0 +1,65 @@
+"""Rows of lm-eval's tasks, by its own code: documents, few-shot examples and chat turns."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from lm_eval.tasks import TaskManager
+
+from gym_serve.types.errors import InvalidRequest, Unavailable
+from gym_serve.types.requests import JSON
+
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_gen_toks": "max_output_tokens"}
+_MAX_TOKENS = (
+    1280  # of an answer, where the task says nothing; lm-eval's API models have 256, which cuts reasoning
+)
+
+
+def rows_of(name: str, include_path: str | None = None) -> Iterator[JSON]:
+    """The rows of a task, a group or a tag. Raises InvalidRequest: there is none, or one is not generative;
+    Unavailable: its data set cannot be loaded."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    manager = TaskManager(include_path=include_path)
+    if name not in manager.all_tasks:
+        raise InvalidRequest(f"lm-eval has no task {name!r}")
+    try:
+        tasks = manager.load(name)["tasks"]
+    # A data set that cannot be loaded raises one of many classes, of several packages.
+    except Exception as error:
+        raise Unavailable(f"lm_eval:{name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+    likelihood = [one for one, task in tasks.items() if task.OUTPUT_TYPE != "generate_until"]
+    if likelihood:
+        raise InvalidRequest(
+            f"lm_eval:{name} compares likelihoods of given answers ({', '.join(likelihood[:3])}): "
+            "choose a task whose answers are written"
+        )
+    for task_name, task in tasks.items():
+        for doc in task.eval_docs:
+            yield _row(task_name, task, doc)
+
+
+def _row(name: str, task: Any, doc: JSON) -> JSON:
+    messages = task.fewshot_context(
+        doc,
+        num_fewshot=task.config.num_fewshot or 0,
+        apply_chat_template=True,
+        chat_template=lambda messages, add_generation_prompt: json.dumps(messages),
+        gen_prefix=task.doc_to_prefix(doc),
+    )
+    options = task.config.generation_kwargs or {}
+    params = {ours: options[theirs] for theirs, ours in _SAMPLING.items() if theirs in options}
+    stop = options.get("until") or []
+    return {
+        "responses_create_params": {
+            "max_output_tokens": _MAX_TOKENS,
+            **params,
+            "input": json.loads(messages),
+        },
+        # `stop` is no parameter of the Responses API; endpoints of Chat Completions take it.
+        **({"extra_body": {"stop": [stop] if isinstance(stop, str) else stop}} if stop else {}),
+        "lm_eval_task": name,
+        "doc": json.loads(json.dumps(doc, default=str)),
+    }
