@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole
-from gym_serve.deployments.chat_templates import completion, entries, may_call, render
 from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.deployments.hf_engine.streams import Stream, TextStream
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
-from gym_serve.deployments.hf_engine.tool_calls import CALL_OPENING, split_calls
+from gym_serve.deployments.tokenizing import CALL_OPENING, completion, entries, may_call, render, split_calls
 from gym_serve.observe.timeline import TTFT, microseconds
 from gym_serve.servers.context import closing, current
 from gym_serve.servers.model import PauseMode
@@ -30,9 +29,8 @@ from gym_serve.types.protocols import new_id
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
-    from gym_serve.deployments.hf_engine._batches import Batches
+    from gym_serve.deployments.hf_engine._batches import Batches, Row
     from gym_serve.deployments.hf_engine._grammar import Constraint, Grammars
-    from gym_serve.deployments.hf_engine._rows import Row
 
 
 class _Generation(NamedTuple):
@@ -76,16 +74,16 @@ class HFEngine(EngineModel):
 
     async def start(self) -> None:
         try:
-            from gym_serve.deployments.hf_engine import _batches, _grammar, _model
+            from gym_serve.deployments.hf_engine import _batches, _grammar
         except ImportError as error:
             raise GraphError(f"hf_engine needs {error.name}: pip install 'gym-serve[hf]'") from None
         config = self.config
         path = config.model or str(await asyncio.to_thread(tiny_model))
-        model, tokenizer = await asyncio.to_thread(_model.load_model, path, config.dtype, config.device)
+        model, tokenizer = await asyncio.to_thread(_batches.load_model, path, config.dtype, config.device)
         self._tokenizer = tokenizer
         self._context = config.max_model_len or int(model.config.max_position_embeddings)
         self._vocabulary = int(model.config.vocab_size)
-        self.ends = _model.end_tokens(model, tokenizer)
+        self.ends = _batches.end_tokens(model, tokenizer)
         self._grammars = _grammar.Grammars(tokenizer, self._vocabulary, self.ends)
         self._batches = _batches.Batches(model, self.ends, tokenizer.decode, config.max_batch)
 
@@ -144,10 +142,10 @@ class HFEngine(EngineModel):
         return render(self._tokenizer, chat, messages)
 
     async def load(self, weights: Path | bytes) -> None:
-        from gym_serve.deployments.hf_engine import _model
+        from gym_serve.deployments.hf_engine import _batches
 
         model = self._engine.model
-        tensors = await asyncio.to_thread(_model.new_weights, model, weights)
+        tensors = await asyncio.to_thread(_batches.new_weights, model, weights)
         model.load_state_dict(tensors, strict=False)
 
     @property

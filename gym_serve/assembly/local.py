@@ -17,7 +17,7 @@ from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Client
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Transport
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GraphError, GymError, Unavailable
 from gym_serve.types.requests import JSON
 

@@ -44,7 +44,7 @@ def client_of(node: Node, transport: Transport) -> Client:
 def remote_transport(node: Node) -> Transport:
     """The transport to a server of ``type: http``, by its URL."""
     # Imported here: its HTTP client takes longer to import than a small graph to start, and few need it.
-    from gym_serve.transports.http import HttpTransport
+    from gym_serve.transports import HttpTransport
 
     return HttpTransport(node.name, str(node.url), node.sent_headers(), node.unavailable_tools)
 

@@ -47,7 +47,7 @@ from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import ServerRunner, tune_process
 from gym_serve.servers.transport import Call, Reply, Transport
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GraphError
 
 _DRAIN_SECONDS = 0.5  # between two checks whether a draining replica is done
