@@ -1,11 +1,4 @@
-"""`simple_agent`: call the model, run its tools, until it answers (docs/formats.md, Agents).
-
-`single_turn_agent`: one model call, and its output is the whole answer.
-
-Tool calls are not run: they are what the verifier scores (as in NeMo Gym's ``non_executing_simple_agent``).
-
-`oracle` and `nop`: agents without a model, which test a benchmark: a solution scores 1, nothing 0.
-"""
+"""`simple_agent`: call the model, run its tools, until it answers (docs/formats.md, Agents)."""
 
 from __future__ import annotations
 
@@ -70,39 +63,3 @@ class SimpleAgent(AgentServer):
     def pending(self, turn: list[JSON]) -> list[JSON]:
         """The calls of a turn that are to be run: all of them, whatever else the policy wrote."""
         return [item for item in turn if item.get("type") == "function_call"]
-
-
-class SingleTurnAgent(AgentServer):
-    """One model call; the calls in it are part of the answer and are not run."""
-
-    async def act(self, episode: Episode) -> None:
-        await episode.generate()
-
-
-class NopAgent(AgentServer):
-    """Does nothing: what the task is worth as it is."""
-
-    async def act(self, episode: Episode) -> None:
-        episode.stop("nop")
-
-
-class OracleAgent(AgentServer):
-    """Runs the task's own solution in the task's box (see `gym_serve.environments.workspace`)."""
-
-    stages = (*AgentServer.stages, "solve")
-
-    class Config(AgentServer.Config):
-        solve_timeout: float = 600.0
-        """Deadline of the solution."""
-
-    config: Config
-
-    async def act(self, episode: Episode) -> None:
-        solve: Any = self.config.resources.fetch
-        episode.fields["solution"] = await episode.stage(
-            "solve", lambda: solve("solve", {}, session=episode.session)
-        )
-        episode.stop("oracle")
-
-    def _episode(self, row: JSON) -> Episode:
-        return super()._episode({**row, "oracle": True})

@@ -22,9 +22,17 @@ from gym_serve.rollouts.expansion import Expansion, Inputs, stored_groups
 from gym_serve.rollouts.files import run_in_threads
 from gym_serve.rollouts.groups import Compare, GroupStage
 from gym_serve.rollouts.journal import Header, Journal, Outputs
-from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, Tally, Waiting
+from gym_serve.rollouts.progress import (
+    Aggregate,
+    Budget,
+    Progress,
+    Spending,
+    Spent,
+    Tally,
+    Waiting,
+    summarize_run,
+)
 from gym_serve.rollouts.rows import Rows
-from gym_serve.rollouts.run_metrics import Aggregate, summarize_run
 from gym_serve.rollouts.runner import RolloutRunner, RunnerOptions, jobs_of
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import Conflict, OperatorError

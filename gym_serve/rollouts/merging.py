@@ -15,8 +15,8 @@ from gym_serve.metrics import STATISTICS_ONLY
 from gym_serve.rollouts.expansion import stored_groups
 from gym_serve.rollouts.files import RecordFile, read_records, readable_line, replace_records, replacing
 from gym_serve.rollouts.journal import Header, Outputs, differences
+from gym_serve.rollouts.progress import Aggregate, MetricSpecOf, summarize_run
 from gym_serve.rollouts.rows import RUN_ID, rollout_key
-from gym_serve.rollouts.run_metrics import Aggregate, MetricSpecOf, summarize_run
 from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.errors import Conflict, InvalidRequest
 from gym_serve.types.requests import JSON

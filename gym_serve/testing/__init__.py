@@ -9,8 +9,15 @@
 """
 
 from gym_serve.testing.client import EpisodeClient, TestClient
-from gym_serve.testing.fixtures import KINDS, Fixture, load_fixtures, missing_kinds
-from gym_serve.testing.verifying import FixtureResult, ScriptedReplies, check_fixtures
+from gym_serve.testing.fixtures import (
+    KINDS,
+    Fixture,
+    FixtureResult,
+    ScriptedReplies,
+    check_fixtures,
+    load_fixtures,
+    missing_kinds,
+)
 
 __all__ = [
     "KINDS",

@@ -12,20 +12,32 @@
 
 Every case runs twice, each time in a session of its own, and the whole verdict must be the same: a reward
 that depends on chance or on what came before cannot be learned from.
+
+`check_fixtures`: runs the fixtures of an environment, without Ray; what `gym-serve test` does.
+
+    results = asyncio.run(check_fixtures(MyEnvironment, load_fixtures("fixtures.jsonl")))
+    assert [result.problems for result in results if result.problems] == []
+
+The environment is called as in a graph, by a `ServerRunner`. Where it has settings that name model servers, a
+stand-in is put that gives the replies of the case and no others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from typing_extensions import Self
 
+from gym_serve.graph.classes import check, references_of
 from gym_serve.rollouts.rows import read_rows
-from gym_serve.types.errors import InvalidRequest
+from gym_serve.servers import Call, Reply, ResourcesServer, Response, ServerRunner
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest
 from gym_serve.types.requests import JSON, problems_of
 
 Kind = Literal["full", "zero", "malformed", "other"]
@@ -128,3 +140,148 @@ def _same(expected: Any, given: Any) -> bool:
     if isinstance(expected, float) and isinstance(given, int | float) and not isinstance(given, bool):
         return math.isclose(expected, given, rel_tol=1e-9, abs_tol=1e-12)
     return bool(expected == given)
+
+
+@dataclass(frozen=True)
+class FixtureResult:
+    """The result of one case.
+
+    Attributes:
+        name, kind: the case's.
+        problems: differences from the expected verdict; empty for a case that passed.
+    """
+
+    name: str
+    kind: Kind
+    problems: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+
+class ScriptedReplies:
+    """A model that answers from a list; it stands in for every model that a verifier asks."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+        self.asked_too_often = False
+
+    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The next reply as a Response object; `BadRequest` if there is none."""
+        if not self.replies:
+            self.asked_too_often = True
+            raise BadRequest("the fixture's judge has no reply left")
+        reply = self.replies.pop(0)
+        if isinstance(reply, dict):
+            return reply
+        if isinstance(reply, list):
+            return {"id": "resp_fixture", "output": reply}
+        text = {"type": "output_text", "text": str(reply), "annotations": []}
+        message = {"type": "message", "id": "msg_fixture", "role": "assistant", "content": [text]}
+        return {"id": "resp_fixture", "output": [message]}
+
+    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The next reply as a completion; the reply is a text or a whole completion."""
+        response = await self.responses(body)
+        if "choices" in response:
+            return response
+        message = {"role": "assistant", "content": Response.model_validate(response).output_text}
+        return {"id": "chatcmpl_fixture", "choices": [{"index": 0, "message": message}]}
+
+    async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
+        """The next reply to any other operation; the reply is a whole answer."""
+        return await self.responses(body)
+
+
+async def check_fixtures(
+    environment: type[ResourcesServer],
+    fixtures: Iterable[Fixture],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    timeout: float | None = 60.0,
+) -> list[FixtureResult]:
+    """Run cases, each twice, with the settings of the environment by name, and ``timeout`` seconds for a
+    call.
+
+    Raises:
+        InvalidRequest: the settings do not fit; all of their problems.
+    """
+    judge = ScriptedReplies()
+    bench = _Bench(ServerRunner(_server(environment, settings or {}, judge)), judge, timeout)
+    await bench.host.start()
+    try:
+        return [await bench.check(fixture) for fixture in fixtures]
+    finally:
+        await bench.host.stop()
+
+
+def _server(
+    environment: type[ResourcesServer], settings: Mapping[str, Any], judge: ScriptedReplies
+) -> ResourcesServer:
+    names = dict.fromkeys(environment.Config.model_fields, "fixture")
+    references = references_of(environment.Config, names)
+    models = {
+        path: judge
+        for path, leaves in references.items()
+        if any(getattr(leaf.annotation, "kind", None) == "model" for leaf in leaves)
+    }
+    values = {**models, **settings}
+    _, problems = check(environment.Config, values, "")
+    if problems:
+        lines = "; ".join(f"{path}: {message}" if path else message for path, message in problems)
+        raise InvalidRequest(f"settings of {environment.__name__}: {lines}")
+    return environment(**values)
+
+
+class _Bench:
+    def __init__(self, host: ServerRunner, judge: ScriptedReplies, timeout: float | None) -> None:
+        self.host = host
+        self.judge = judge
+        self.timeout = timeout
+
+    async def check(self, fixture: Fixture) -> FixtureResult:
+        problems: list[str] = []
+        outcomes = []
+        for _ in range(2):
+            self.judge.replies, self.judge.asked_too_often = list(fixture.judge), False
+            verdict, error = await self._score(fixture)
+            outcomes.append((verdict, error.code if error else None))
+            if problems:
+                continue
+            problems += expectation_problems(fixture, verdict, error.code if error else None)
+            if problems and error is not None and error.code != fixture.error:
+                problems.append(error.message)
+            if self.judge.replies:
+                problems.append(f"the judge was not asked for {len(self.judge.replies)} of its replies")
+            if self.judge.asked_too_often:
+                problems.append(f"the judge was asked more than {len(fixture.judge)} times")
+        if outcomes[0] != outcomes[1]:
+            problems.append(f"not deterministic: first {_shown(outcomes[0])}, then {_shown(outcomes[1])}")
+        return FixtureResult(fixture.name, fixture.kind, tuple(problems))
+
+    async def _score(self, fixture: Fixture) -> tuple[JSON | None, GymError | None]:
+        session: str | None = None
+        try:
+            seeded = await self._call("seed_session", fixture.row, None)
+            session = seeded.session
+            seeded.json()
+            for call in fixture.calls:
+                # What a tool answers, an error included, is for the model alone.
+                await self._call(f"tools/{call.name}", call.arguments, session)
+            body = {**fixture.row, "response": {"output": fixture.output}}
+            verdict: JSON = (await self._call("verify", body, session)).json()
+        except GymError as error:
+            return None, error
+        finally:
+            if session is not None:
+                await self._call("close_session", {}, session)
+        return verdict, None
+
+    async def _call(self, op: str, body: Any, session: str | None) -> Reply:
+        return await self.host.dispatch(Call(op, encode(body), session, timeout=self.timeout))
+
+
+def _shown(outcome: tuple[JSON | None, str | None]) -> str:
+    verdict, error = outcome
+    return f"the error {error!r}" if verdict is None else str(verdict)[:200]

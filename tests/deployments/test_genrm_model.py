@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.upstream import ChatEndpoint
 
-from gym_serve.deployments.chat_model import GenrmModel
+from gym_serve.deployments.genrm_model import GenrmModel
 from gym_serve.servers import Call, ServerRunner
 from gym_serve.types.errors import BadRequest
 

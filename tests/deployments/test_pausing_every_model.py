@@ -14,7 +14,8 @@ from support.waiting import until
 
 from gym_serve import PolicyAnswer, PolicyRequest
 from gym_serve.client.policy_service import PolicyService
-from gym_serve.deployments.chat_model import ChatModel, GenrmModel
+from gym_serve.deployments.chat_model import ChatModel
+from gym_serve.deployments.genrm_model import GenrmModel
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.servers.model import PAUSE, RESUME, ModelServer
