@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole
-from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.deployments.hf_engine.streams import Stream, TextStream
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
+from gym_serve.deployments.token_model import EngineModel, missing_model
 from gym_serve.deployments.tokenizing import CALL_OPENING, completion, entries, may_call, render, split_calls
 from gym_serve.observe.timeline import TTFT, microseconds
 from gym_serve.servers.context import closing, current

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from gym_serve.deployments.chat_streams import Whole, joined
-from gym_serve.deployments.engine_model import EngineModel, missing_model
+from gym_serve.deployments.token_model import EngineModel, missing_model
 from gym_serve.deployments.vllm_engine._vllm import command_line, problem_of
 from gym_serve.deployments.vllm_engine.transport import InProcess
 from gym_serve.servers.base import Operation

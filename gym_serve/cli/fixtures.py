@@ -175,8 +175,8 @@ def conform(
 
     Example: gym-serve conform http://127.0.0.1:8701 --kind environment
     """
+    from gym_serve.testing.client import load_fixtures
     from gym_serve.testing.conformance import KINDS, check_conformance
-    from gym_serve.testing.fixtures import load_fixtures
 
     chosen = next((known for known in KINDS if known == kind), None)
     if chosen is None:

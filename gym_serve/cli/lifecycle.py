@@ -158,7 +158,7 @@ def _applications() -> dict[str, Any]:
     from gym_serve.cluster.deploy import GATEWAY
     from gym_serve.cluster.reports import reason, reports_of
     from gym_serve.cluster.serve_compat import http_address, route_prefix
-    from gym_serve.gateway.stats import pressure
+    from gym_serve.gateway.host import pressure
 
     applications: dict[str, Any] = {}
     for name, application in running().items():

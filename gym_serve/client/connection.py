@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import httpx
 import orjson
 
-from gym_serve.assembly.local import LocalGraph
+from gym_serve.assembly import LocalGraph
 from gym_serve.client import loop
 from gym_serve.client.remote_agent import Batcher, RemoteAgent
 from gym_serve.graph.spec import Graph

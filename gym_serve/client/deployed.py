@@ -43,7 +43,7 @@ from gym_serve.cluster.serve_compat import (
 from gym_serve.cluster.serve_metrics import RayPublisher
 from gym_serve.cluster.starting import START_LOG
 from gym_serve.cluster.weights import WeightStore, check_reach, hold, release, replicas, update_weights
-from gym_serve.gateway.stats import STATS, stats
+from gym_serve.gateway.host import STATS, stats
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.spec import SECTIONS, Graph
 from gym_serve.observe.metrics import Metric

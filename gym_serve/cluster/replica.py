@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from gym_serve.assembly.node import answer_here, client_of, constructed, remote_transport
+from gym_serve.assembly import answer_here, client_of, constructed, remote_transport
 from gym_serve.cluster.autoscaling import CALLS, SESSIONS
 from gym_serve.cluster.reports import report
 from gym_serve.cluster.routing.admission import Admission
@@ -33,8 +33,7 @@ from gym_serve.cluster.serve_compat import (
 )
 from gym_serve.cluster.serve_metrics import RayPublisher, serve_metrics
 from gym_serve.cluster.weights import CurrentWeights
-from gym_serve.gateway.host import LIST, LOOK, STOP
-from gym_serve.gateway.stats import PRESSURE, STATS, counts
+from gym_serve.gateway.host import LIST, LOOK, PRESSURE, STATS, STOP, counts
 from gym_serve.graph.spec import LogOptions, Node
 from gym_serve.observe import catalogue, tracing
 from gym_serve.observe.cpu import OtherCpu

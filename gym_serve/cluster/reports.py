@@ -31,7 +31,7 @@ from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gym_serve.assembly.node import GONE
+from gym_serve.assembly import GONE
 from gym_serve.cluster.autoscaling import CALLS, SESSIONS
 from gym_serve.cluster.routing.admission import Admission
 from gym_serve.cluster.routing.rpc import (
@@ -52,8 +52,7 @@ from gym_serve.cluster.serve_compat import (
     running_version,
 )
 from gym_serve.cluster.starting import START_LOG
-from gym_serve.gateway.host import reached
-from gym_serve.gateway.stats import PRESSURE
+from gym_serve.gateway.host import PRESSURE, reached
 from gym_serve.graph.spec import Node
 from gym_serve.observe.logs import Level, Record, read_log
 from gym_serve.servers.transport import Call, Reply

@@ -25,10 +25,9 @@ from starlette.responses import Response
 from gym_serve.gateway import api_docs, pages, wire
 from gym_serve.gateway.access import Access
 from gym_serve.gateway.batch import ROLLOUTS, Batches
-from gym_serve.gateway.host import EPISODES, Host, LiveEpisodesOfGraph
+from gym_serve.gateway.host import EPISODES, PRESSURE, STATS, Host, LiveEpisodesOfGraph, pressure, stats
 from gym_serve.gateway.pages import Page, Site, added_pages
 from gym_serve.gateway.policy_routes import POLICY, steer
-from gym_serve.gateway.stats import PRESSURE, STATS, pressure, stats
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import fault
 from gym_serve.servers.runner import DESCRIBE

@@ -8,12 +8,13 @@
         assert [result for result in results if not result.passed] == []
 """
 
-from gym_serve.testing.client import EpisodeClient, TestClient
-from gym_serve.testing.fixtures import (
+from gym_serve.testing.client import (
     KINDS,
+    EpisodeClient,
     Fixture,
     FixtureResult,
     ScriptedReplies,
+    TestClient,
     check_fixtures,
     load_fixtures,
     missing_kinds,

@@ -15,7 +15,7 @@ from typing import NamedTuple, get_args
 import httpx
 
 from gym_serve.servers.transport import encode
-from gym_serve.testing.fixtures import Fixture
+from gym_serve.testing.client import Fixture
 from gym_serve.testing.foreign import ForeignServer, Kind, Mismatch, Skipped, is_function
 from gym_serve.transports import new_client
 from gym_serve.types.protocols import TOKEN_KEYS, check_completion, check_response, message_item

@@ -17,7 +17,7 @@ import httpx
 
 from gym_serve.servers.tools import WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import encode
-from gym_serve.testing.fixtures import Fixture, ToolCall
+from gym_serve.testing.client import Fixture, ToolCall
 from gym_serve.transports import session_headers, session_of
 from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import GymError, Rejected, Unavailable, error_class

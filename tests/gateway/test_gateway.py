@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.assembly.local import ThisProcess
+from gym_serve.assembly import ThisProcess
 from gym_serve.cluster import deploy, ingress
 from gym_serve.gateway import api_docs, pages, wire
 from gym_serve.gateway.gateway import Gateway

@@ -36,7 +36,7 @@ from aiohttp import web
 from nemo_gym.config_types import BaseServerConfig
 from omegaconf import OmegaConf
 
-from gym_serve.assembly.local import LocalGraph
+from gym_serve.assembly import LocalGraph
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.interop import nemo_gym
