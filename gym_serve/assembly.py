@@ -1,16 +1,14 @@
-"""`LocalGraph`: a graph in this process, without Ray.
+"""What a node of a graph becomes: its server, its clients and its runner; and `LocalGraph`, all nodes in a
+process.
 
-Every server has one `ServerRunner`, as in a replica, and is called by the inline transport; a server of
-``type: http`` is called by its URL. So an episode runs the same code as on a cluster, and gives the same
-trajectory. A local graph has no replicas, autoscaling or reserved GPUs.
+Every server of a local graph has one `ServerRunner`, as in a replica, and is called by the inline
+transport; a server of ``type: http`` is called by its URL. So an episode runs the same code as on a
+cluster, and gives the same trajectory. A local graph has no replicas, autoscaling or reserved GPUs.
 
 An external harness reaches its model, and the tools of its environment, over HTTP (`LocalIngress`): on a
 free port of the loopback interface, with a token that nobody else has. What only a cluster has is missing:
 the load of replicas (``/pressure``, ``/stats``), and changes of the policy
 (`gym_serve.gateway.policy_routes`).
-
-What a node of a graph becomes: its server, with a client for each that it calls, and its runner; its
-episodes.
 """
 
 from __future__ import annotations
