@@ -15,6 +15,7 @@ import yaml
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
 from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.cluster.preflight import problems_here
+from gym_serve.graph.loading import TextDumper
 from gym_serve.graph.spec import MASK, Graph, Node
 from gym_serve.types.errors import GymError
 
@@ -152,7 +153,7 @@ def export_k8s(
     if as_json:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}) + "\n"
     else:
-        text = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
+        text = yaml.dump_all(objects, Dumper=TextDumper, sort_keys=False, width=110)
     if output is None:
         echo(text, nl=False)
     else:
@@ -164,17 +165,3 @@ def export_k8s(
         echo(f"Pods take variables from a Secret: kubectl create secret generic {name} {literals}", err=True)
         if optional:
             echo(f"It may have {', '.join(optional)} as well.", err=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as they are read best, and no aliases."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)

@@ -391,6 +391,19 @@ def parse_yaml(text: str) -> Any:
         raise GraphError(f"invalid YAML: {type(error).__name__}") from None
 
 
+class TextDumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as prompts, as they are read best, and no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+TextDumper.add_representer(str, TextDumper.text)
+
+
 def merged(base: Any, changes: Any) -> Any:
     """``base`` changed by ``changes``: mappings key by key, anything else is replaced.
 

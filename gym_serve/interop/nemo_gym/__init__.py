@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from gym_serve.graph.classes import find_class, secrets_of
-from gym_serve.graph.loading import IMPORT_PATH, has_literal
+from gym_serve.graph.loading import IMPORT_PATH, TextDumper, has_literal
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import SECTION_OF, SECTIONS, GraphSpec, name_problem, nearest
 from gym_serve.interop.nemo_gym.configs import (
@@ -284,18 +284,8 @@ class Imported:
         if self.variables:
             lines.append("# Environment variables:")
             lines += [f"#   {name}" for name in self.variables]
-        text = yaml.dump(self.config, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+        text = yaml.dump(self.config, Dumper=TextDumper, sort_keys=False, allow_unicode=True, width=100)
         return "\n".join([*(line.replace("\n", " ") for line in lines), text])
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as prompts, as they are read."""
-
-    def text(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _Dumper.text)
 
 
 def import_config(
