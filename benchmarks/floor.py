@@ -31,7 +31,7 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather, city_key, mentions, weather_in
 from gym_serve.servers.runner import tune_process
 from gym_serve.servers.transport import Call
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 _HEADERS = {"content-type": "application/json"}
 

@@ -29,7 +29,7 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.servers import Call, EnvironmentClient, ModelClient, Reply, ServerRunner
 from gym_serve.servers.transport import encode
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 
 @dataclass

@@ -17,7 +17,7 @@ from gym_serve import AsyncGym, Gym
 from gym_serve.client.connection import HttpConnection
 from gym_serve.client.core import Core
 from gym_serve.servers.transport import Transport
-from gym_serve.transports.http import HttpTransport
+from gym_serve.transports import HttpTransport
 
 __all__ = ["TRANSPORTS", "TransportName", "setups"]
 

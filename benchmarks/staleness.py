@@ -28,7 +28,7 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from gym_serve.rollouts.staleness import Change, Place, StalenessBook, Straddle, StreamOptions
+from gym_serve.rollouts.grouping import Change, Place, StalenessBook, Straddle, StreamOptions
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from benchmarks.harness.work import ROOT
 from gym_serve import Gym
 from gym_serve.cluster.starting import free_port
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
-from gym_serve.deployments.vllm_engine.engine_args import command_line
+from gym_serve.deployments.vllm_engine._vllm import command_line
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -6,11 +6,9 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
-from gym_serve.deployments.chat_base import ChatServer
 from gym_serve.deployments.chat_streams import Whole, joined
-from gym_serve.deployments.row_endpoints import RowEndpointModel
-from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
-from gym_serve.deployments.upstream import PROMPT_KEYS
+from gym_serve.deployments.token_model import ChatServer, continued_prompt, without_tokens
+from gym_serve.deployments.upstream import PROMPT_KEYS, RowEndpointModel
 from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, EndpointMisconfigured, NotFound
 from gym_serve.types.protocols import (

@@ -19,9 +19,13 @@ from msgspec.structs import replace
 
 from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
-from gym_serve.deployments.http_client import check_open_files, open_session
-from gym_serve.deployments.proxies import proxy_of, shown_error
-from gym_serve.deployments.retries import redirected
+from gym_serve.deployments.http_client import (
+    check_open_files,
+    open_session,
+    proxy_of,
+    redirected,
+    shown_error,
+)
 from gym_serve.observe.tracing import span
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable

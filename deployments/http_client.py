@@ -3,23 +3,28 @@
 A request is sent once: it is unknown whether a peer that disconnected has done its work. Redirects are not
 followed. Cancelling a request closes its connection. Secrets that a peer repeats are masked, as rollouts are
 kept.
+
+Proxies follow the rules of requests. aiohttp's ``trust_env`` has others, and reads the environment and
+``~/.netrc`` anew for every request, which costs as much as the request; here each base URL is looked up once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import random
 import resource
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from inspect import signature
 from typing import Annotated, Any
 
 import aiohttp
 import orjson
 from pydantic import AfterValidator, SecretStr, StringConstraints
+from yarl import URL
 
-from gym_serve.deployments.proxies import proxy_of, shown_error
-from gym_serve.deployments.retries import redirected
 from gym_serve.servers.context import time_limit
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
@@ -37,6 +42,56 @@ from gym_serve.types.errors import (
 from gym_serve.types.exact import foreign_json
 from gym_serve.types.protocols import wait_of
 from gym_serve.types.protocols.refusals import Meaning, meaning_of
+
+
+@lru_cache(maxsize=1024)
+def proxy_of(base_url: str) -> URL | None:
+    """The proxy's URL, with its credentials; None for a direct connection. Raises EndpointMisconfigured: the
+    environment names a proxy that is none of HTTP.
+    """
+    from requests.utils import get_environ_proxies, select_proxy
+
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    direct = direct.replace("[", "").replace("]", "")  # as requests has the hosts of IPv6
+    named = select_proxy(base_url, get_environ_proxies(base_url, direct or None))
+    if not named:
+        return None
+    try:
+        url = URL(named if "://" in named else f"http://{named}")
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        shown = f"{url.scheme}://{url.host}" if url.host else "an unreadable address"
+        raise EndpointMisconfigured(
+            f"the proxy of the environment for {base_url} must be an HTTP proxy, got {shown}: change "
+            "http_proxy, https_proxy or all_proxy, or name the host in no_proxy"
+        )
+    return url
+
+
+def shown_error(error: Exception) -> str:
+    """What an HTTP error says, but for the URL in a proxy's refusal, which has its credentials in it."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"HTTP {error.status}: {error.message}"
+    return str(error)
+
+
+_PAUSE, _MAX_PAUSE = 0.5, 20.0  # seconds; the first is doubled with every attempt
+
+
+def redirected(url: str, headers: Mapping[str, str], setting: str) -> EndpointMisconfigured:
+    """The error for a redirect, which is not followed: it would take the key elsewhere. ``setting`` is the
+    address.
+    """
+    where = headers.get("Location", "")[:200]
+    return EndpointMisconfigured(f"{url} redirects to {where!r}: set {setting} to where it leads")
+
+
+def pause_after(error: GymError, failed: int) -> float:
+    """Seconds to wait after a failure when ``failed`` attempts failed before it."""
+    # Added, so that callers who were told the same do not come back at the same moment.
+    return (error.retry_after or 0.0) + random.uniform(0.0, min(_MAX_PAUSE, _PAUSE * 2**failed))
+
 
 BaseUrl = Annotated[
     str,

@@ -23,8 +23,8 @@ import orjson
 
 from gym_serve.deployments.connections import Answer, Connections, Request
 from gym_serve.deployments.endpoints import Endpoint
-from gym_serve.deployments.row_endpoints import RowEndpointModel
 from gym_serve.deployments.tokenizing import Generation, TokenizingModel
+from gym_serve.deployments.upstream import RowEndpointModel
 from gym_serve.observe.logs import fault
 from gym_serve.servers.context import CallContext, current
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, EndpointMisconfigured, GymError, Unavailable

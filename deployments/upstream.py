@@ -4,6 +4,8 @@
   ``Retry-After``, and never past the call's deadline. A stream is not tried again after its first event.
 - A limit per minute is waited for here; a longer wait is the run's (`gym_serve.rollouts.scheduling`).
 - Where nobody is at an endpoint, the call goes to another one at once.
+- A trainer that hands out an endpoint per episode names it in the row (``_ng_model``). The request then goes
+  there, with the row's key and headers and none of the server's own.
 """
 
 from __future__ import annotations
@@ -15,20 +17,29 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
 from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.connections import Answer, Connections, Request
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
-from gym_serve.deployments.retries import pause_after
+from gym_serve.deployments.http_client import pause_after
 from gym_serve.observe.catalogue import ENDPOINT_UP, ENDPOINT_WAIT, MODEL_RETRIES
 from gym_serve.observe.logs import fault
 from gym_serve.observe.timeline import ENDPOINT, RETRIES
 from gym_serve.servers import ModelServer
-from gym_serve.servers.context import CallContext, closing
+from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.servers.transport import trimmed
-from gym_serve.types.errors import BadRequest, GymError, OperatorError, Overloaded, Unavailable
+from gym_serve.types.errors import (
+    BadRequest,
+    EndpointMisconfigured,
+    GymError,
+    OperatorError,
+    Overloaded,
+    Unavailable,
+)
+from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
 from gym_serve.types.requests import JSON
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -342,3 +353,35 @@ def _tokens_of(found: Any, otherwise: int) -> int:
     usage = found.get("usage") if isinstance(found, dict) else None
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if type(total) is int and total >= 0 else otherwise
+
+
+class RowEndpointModel(UpstreamModel):
+    """Base class of the models behind HTTP endpoints that rows may replace."""
+
+    class Config(EndpointConfig):
+        row_endpoints: bool | list[str] = False
+        """Whether a rollout may bring the endpoint of its model with it (``_ng_model`` of its row, or
+        ``rollouts(..., endpoint=)``), instead of this server's: ``true`` for any, or the hosts that may be
+        named (``10.0.0.7`` or ``10.0.0.7:8000``). It gets the row's key, never this server's."""
+        row_endpoints_over_http: bool = False
+        """Likewise for rows that come through the graph's HTTP address: whoever may call the graph can then
+        make it send requests to those hosts."""
+
+    config: Config
+
+    def check_endpoint(self, endpoint: ModelEndpoint) -> None:
+        allowed = self.config.row_endpoints
+        if not allowed:
+            raise EndpointMisconfigured(
+                f"{self.name} takes no endpoint from rows: set `row_endpoints` if their source is trusted"
+            )
+        if endpoint.over_http and not self.config.row_endpoints_over_http:
+            raise BadRequest(f"{self.name} takes no endpoint (`{MODEL_FIELD}`) over HTTP")
+        address = urlsplit(endpoint.base_url)
+        if allowed is not True and not {address.netloc, address.hostname} & set(allowed):
+            raise BadRequest(f"{self.name} takes no endpoint at {address.netloc}; see `row_endpoints`")
+
+    @property
+    def model_name(self) -> str:
+        endpoint = current().endpoint
+        return (endpoint and endpoint.model) or self.config.model

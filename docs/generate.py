@@ -35,8 +35,8 @@ from typing_extensions import is_typeddict
 
 import gym_serve
 import gym_serve.testing
-from gym_serve.cli.catalog_entries import field_docs
-from gym_serve.client.collecting import CollectOptions
+from gym_serve.cli.catalog import field_docs
+from gym_serve.client.core import CollectOptions
 from gym_serve.client.gym import GraphOptions
 from gym_serve.client.policy import AsyncPolicy, Policy
 from gym_serve.client.rollout_client import RolloutOptions

@@ -62,7 +62,7 @@ from gym_serve.types.errors import (
     VerifyFailed,
     WaitTooLong,
 )
-from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.rows import Failure, Rollout, Row
 
 if TYPE_CHECKING:

@@ -2,6 +2,10 @@
 
 A batch is made of the rows that wait at a moment; batches take turns, a token each, so that a new row waits
 for no other to end. A row that ends, or that nobody waits for any more, leaves its batch at once.
+
+`Row`: one generation, and how its next token is drawn.
+
+A model of ``transformers``: loading it, and changing its weights in place.
 """
 
 from __future__ import annotations
@@ -10,16 +14,80 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gym_serve.deployments.hf_engine._grammar import Constraint
-from gym_serve.deployments.hf_engine._rows import Row, draw
 from gym_serve.deployments.hf_engine.sampling import Sampling
-from gym_serve.types.errors import GymError, Unavailable
+from gym_serve.types.errors import BadRequest, GymError, Unavailable
+
+
+@dataclass(eq=False)
+class Row:
+    """One generation: ``done`` is set when it has ended, ``grown`` whenever it has got another token.
+    ``finish`` is ``stop``, ``length`` or ``abort``; ``asked`` and ``began`` (its first token) are moments.
+    """
+
+    prompt: list[int]
+    sampling: Sampling
+    limit: int
+    done: asyncio.Future[None]
+    constraint: Constraint | None = None
+    grown: asyncio.Event | None = None
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finish: str = ""
+    asked: float = field(default_factory=time.monotonic)
+    began: float | None = None
+
+    def __post_init__(self) -> None:
+        self.random: torch.Generator | None = None
+        if self.sampling.seed is not None:
+            self.random = torch.Generator().manual_seed(self.sampling.seed & (2**63 - 1))
+
+
+def draw(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float]]:
+    """The next token of every row, and its log probability in the distribution that it was drawn from."""
+    scores = logits.float()
+    for i, row in enumerate(rows):
+        _bias(scores[i], row.sampling)
+        if row.constraint is not None:
+            row.constraint.forbid(scores[i])
+    temperatures = torch.tensor([row.sampling.temperature or 1.0 for row in rows])
+    scores = scores / temperatures.to(scores)[:, None]
+    for i, row in enumerate(rows):
+        _truncate(scores[i], row.sampling)
+    log_probs = scores.log_softmax(-1)
+    chosen = torch.multinomial(log_probs.exp(), 1)[:, 0]
+    for i, row in enumerate(rows):
+        if row.sampling.temperature == 0:
+            chosen[i] = log_probs[i].argmax()
+        elif row.random is not None:
+            chosen[i] = torch.multinomial(log_probs[i].exp().cpu(), 1, generator=row.random)[0]
+    return chosen.tolist(), log_probs.gather(1, chosen[:, None])[:, 0].tolist()
+
+
+def _bias(scores: torch.Tensor, sampling: Sampling) -> None:
+    for token, bias in sampling.logit_bias.items():
+        if 0 <= token < len(scores):
+            scores[token] += bias
+
+
+def _truncate(scores: torch.Tensor, sampling: Sampling) -> None:
+    if 0 < sampling.top_k < len(scores):
+        scores[scores < scores.topk(sampling.top_k).values[-1]] = -torch.inf
+    if sampling.top_p < 1:
+        ordered, order = scores.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        scores[order[before >= sampling.top_p]] = -torch.inf
 
 
 class _Batch:
@@ -226,3 +294,40 @@ class Batches:
                 row.done.set_exception(error)
 
         self._loop.call_soon_threadsafe(settle)
+
+
+def load_model(path: str, dtype: str, device: str) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
+    return model.eval(), tokenizer
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Ids of the tokens that end a turn."""
+    ids = model.generation_config.eos_token_id
+    return frozenset([*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]) - {None}
+
+
+def new_weights(model: Any, weights: Path | bytes) -> Mapping[str, torch.Tensor]:
+    """Weights for `model`, checked. Raises BadRequest: they cannot be read, or their names or shapes are
+    others.
+    """
+    tensors: dict[str, torch.Tensor]
+    try:
+        if isinstance(weights, bytes):
+            tensors = load(weights)
+        else:
+            files = sorted(weights.glob("*.safetensors")) if weights.is_dir() else [weights]
+            tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise BadRequest(f"the weights cannot be read: {error}") from None
+    own = model.state_dict()
+    addresses = {own[name].data_ptr() for name in tensors if name in own}
+    wrong = [name for name in tensors if name not in own or own[name].shape != tensors[name].shape]
+    wrong += [
+        name for name in own if name not in tensors and own[name].data_ptr() not in addresses
+    ]  # tied ones
+    if wrong:
+        raise BadRequest(f"not the weights of this model: {', '.join(wrong[:5])} ({len(wrong)} in all)")
+    return tensors

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gym_serve.deployments.hf_engine.tool_calls import CALL_CLOSE, CALL_OPENING
+from gym_serve.deployments.tokenizing import CALL_CLOSE, CALL_OPENING
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 

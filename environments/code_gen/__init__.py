@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from gym_serve.environments.code_gen.grading import breaks_reasoning_format, extract_code
 from gym_serve.environments.code_gen.running import (
     MAX_INPUT,
     PRELUDE,
@@ -23,6 +22,8 @@ from gym_serve.environments.code_gen.running import (
     TestLimits,
     TestReport,
     UnitTests,
+    breaks_reasoning_format,
+    extract_code,
     give_up,
     run_tests,
 )

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator
 
-from gym_serve.environments.workplace_assistant.office import Office, differing_tables
-from gym_serve.environments.workplace_assistant.tools import OfficeTools
+from gym_serve.environments.workplace_assistant.tools import Office, OfficeTools, differing_tables
 from gym_serve.grading import arguments_of
 from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest

@@ -1,4 +1,4 @@
-"""The `gym-serve` command. One module per command; importing them starts nothing and loads no Ray."""
+"""The `gym-serve` command. Importing its commands starts nothing and loads no Ray."""
 
 from gym_serve.cli.app import main
 

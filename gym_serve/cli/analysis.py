@@ -21,7 +21,7 @@ from gym_serve.cli.printing import (
     sparkline,
 )
 from gym_serve.metrics import Coverage
-from gym_serve.metrics.summary import interval_text
+from gym_serve.metrics.aggregator import interval_text
 from gym_serve.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gym_serve.judging import Calibration
     from gym_serve.rollouts.analysis import Asked, Estimate, RewardProfile, TaskProfile
     from gym_serve.rollouts.analysis.comparison import ComparisonSummary
-    from gym_serve.rollouts.analysis.profile import ProfileSummary
+    from gym_serve.rollouts.analysis.reading import ProfileSummary
     from gym_serve.rollouts.rows import Problems
     from gym_serve.types.requests import JSON
 
@@ -400,7 +400,7 @@ def calibrate(
 
 def _corrected(rollouts: Path, records: Iterator[JSON]) -> Iterator[JSON]:
     """The rollouts whose verdicts were corrected, each with the right reward."""
-    from gym_serve.view.annotations import annotations_of, read_annotations
+    from gym_serve.view.runs import annotations_of, read_annotations
 
     path = annotations_of(rollouts)
     noted = {n: note for n, note in read_annotations(path).items() if note["reward"] is not None}

@@ -13,22 +13,18 @@ import typer
 from gym_serve.cli.analysis import calibrate, diff, profile
 from gym_serve.cli.catalog import list_entries, show
 from gym_serve.cli.collect import collect
-from gym_serve.cli.conform import conform
 from gym_serve.cli.dataset import dataset
 from gym_serve.cli.evaluate import evaluate
-from gym_serve.cli.export_k8s import export_k8s
-from gym_serve.cli.fixtures import run_fixtures
+from gym_serve.cli.fixtures import conform, run_fixtures
 from gym_serve.cli.init import init
 from gym_serve.cli.interop import export, import_nemo_gym
 from gym_serve.cli.lifecycle import down, logs, status, up
-from gym_serve.cli.merge import merge
-from gym_serve.cli.monitoring import monitoring
+from gym_serve.cli.merge import merge, reverify
+from gym_serve.cli.monitoring import monitoring, top
 from gym_serve.cli.options import App
 from gym_serve.cli.play import play
 from gym_serve.cli.printing import echo
-from gym_serve.cli.reverify import reverify
-from gym_serve.cli.top import top
-from gym_serve.cli.validate import resolve, validate
+from gym_serve.cli.validate import export_k8s, resolve, validate
 from gym_serve.cli.view import view
 
 __all__ = ["main"]

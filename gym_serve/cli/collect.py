@@ -25,7 +25,7 @@ from gym_serve.cli.options import (
     UrlOption,
     parse_pairs,
 )
-from gym_serve.graph import shipped
+from gym_serve.graph import classes
 from gym_serve.graph.spec import nearest
 
 if TYPE_CHECKING:
@@ -152,14 +152,14 @@ def collect(
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
     source = row_source(paths[-1])
     without_rows = len(paths) == 1 and attach is None and url is None and source is None
-    if without_rows and not shipped.is_graph(paths[0]):
+    if without_rows and not classes.is_graph(paths[0]):
         raise typer.BadParameter(
-            f"{paths[0]} is no graph{nearest(paths[0], shipped.names())}\nIf it has rows, say which graph "
+            f"{paths[0]} is no graph{nearest(paths[0], classes.names())}\nIf it has rows, say which graph "
             "makes rollouts of them: a graph file before it, --attach NAME, or --url URL"
         )
     rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
     if source is not None and len(paths) == 1 and attach is None and url is None:
-        graph = shipped.graph_file(source[0].graph)
+        graph = classes.graph_file(source[0].graph)
     target = Target(
         graph,
         attach,

@@ -1,21 +1,254 @@
-"""`gym-serve dataset`: checks files of rows and fills prompt templates, one row at a time."""
+"""`gym-serve dataset`: checks files of rows and fills prompt templates, one row at a time.
+
+What is wrong with the rows of a file: every problem, each with its place.
+
+`row_problems` checks the fields that docs/formats.md (Rows) defines, beyond the schema of
+`gym_serve.types.rows`: input items, tools, the two JSON strings in ``metadata``, ``agent_ref`` and the
+indices of an earlier run. Item and tool types that the page does not name pass: the Responses API has more of
+them, and gets new ones. `row_check` also checks rows against a graph. `Duplicates` finds repeated rows.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
+import orjson
 import typer
 
-from gym_serve.cli.options import App, ApplicationOption, JsonOption
+from gym_serve.cli.options import App, ApplicationOption, JsonOption, resolve_file
 from gym_serve.cli.printing import echo, print_json, print_problems
+from gym_serve.graph.spec import Graph, Node, nearest
+from gym_serve.rollouts.rows import Problems, read_rows, rollout_index, task_index
+from gym_serve.rollouts.tables import IntTable, digest
+from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
+from gym_serve.types.rows import check_row, marks_of, with_prompt
 
-if TYPE_CHECKING:
-    from gym_serve.types.requests import JSON
+_ROLES = ("user", "assistant", "system", "developer")
+_PARAMS = "responses_create_params"
+_OPTIONS = ("extra_body", "chat_template_kwargs")
+_REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "function_call": {"call_id": str, "name": str, "arguments": str},
+    "function_call_output": {"call_id": str, "output": (str, list)},
+    "reasoning": {"summary": list},
+}
+
+
+def row_problems(row: JSON) -> Iterator[str]:
+    """The problems of a row, ``"place: what"`` each; none for one that can be run."""
+    try:
+        row = with_prompt(row)
+        check_row(row)
+    except InvalidRequest as error:
+        yield from error.message.removeprefix("invalid row: ").split("; ")
+        return
+    params = row[_PARAMS]
+    yield from _input(params["input"])
+    yield from _tools(params.get("tools") or [])
+    yield from _metadata(params.get("metadata"))
+    yield from _agent_ref(row.get("agent_ref"))
+    for name in _OPTIONS:
+        if not isinstance(row.get(name), dict | None):
+            yield f"{name} must be an object"
+    yield from _indices(row)
+    if not row.get("_ng_failure_class"):  # the row of a failed rollout, which may be tried again
+        for mark in marks_of(row):
+            yield f"{mark}: only a run sets this key; rename it, as it is ignored"
+
+
+def _input(items: str | list[JSON]) -> Iterator[str]:
+    if isinstance(items, str):
+        return
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        place = f"{_PARAMS}.input[{index}]"
+        kind = item.get("type", "message")
+        if kind == "message":
+            yield from _message(item, place)
+        elif kind in _REQUIRED:
+            for key, types in _REQUIRED[kind].items():
+                if not isinstance(item.get(key), types):
+                    yield f"{place}.{key}: {_named(types)} is missing in a {kind}"
+        if kind == "function_call":
+            called.add(str(item.get("call_id")))
+        elif kind == "function_call_output" and str(item.get("call_id")) not in called:
+            yield f"{place}.call_id: no function_call before it has this call_id"
+
+
+def _message(item: JSON, place: str) -> Iterator[str]:
+    if item.get("role") not in _ROLES:
+        yield f"{place}.role must be one of {', '.join(_ROLES)}, got {str(item.get('role'))[:50]!r}"
+    content = item.get("content")
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        yield f"{place}.content must be a text or a list of parts"
+        return
+    for index, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            yield f"{place}.content[{index}] must be an object with a type, e.g. input_text"
+        elif part["type"] in ("input_text", "output_text") and not isinstance(part.get("text"), str):
+            yield f"{place}.content[{index}].text: a text is missing"
+
+
+def _tools(tools: list[JSON]) -> Iterator[str]:
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        place = f"{_PARAMS}.tools[{index}]"
+        kind = tool.get("type")
+        if not isinstance(kind, str):
+            yield f"{place}.type: missing; 'function' for a tool of the environment"
+        if kind != "function":
+            continue
+        name = tool.get("name")
+        if not isinstance(name, str) or not name:
+            hint = "; it belongs next to type, not into 'function' as in Chat Completions"
+            yield f"{place}.name: a name is missing{hint if isinstance(tool.get('function'), dict) else ''}"
+        elif name in names:
+            yield f"{place}.name must be unique, got {name!r} twice"
+        else:
+            names.add(name)
+        if not isinstance(tool.get("parameters"), dict | None):
+            yield f"{place}.parameters must be a JSON schema"
+
+
+def _metadata(metadata: Any) -> Iterator[str]:
+    if not isinstance(metadata, dict | None):
+        yield f"{_PARAMS}.metadata must be an object"
+        return
+    for name in _OPTIONS:
+        value = (metadata or {}).get(name)
+        if value is not None and not _is_json_object(value):
+            yield f"{_PARAMS}.metadata.{name} must be a JSON object written as a string"
+
+
+def _is_json_object(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        return isinstance(orjson.loads(value), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _agent_ref(ref: Any) -> Iterator[str]:
+    if ref is None:
+        return
+    if not isinstance(ref, dict) or not isinstance(ref.get("name"), str) or not ref["name"]:
+        yield 'agent_ref must be {"type": "responses_api_agents", "name": "..."}'
+    elif ref.get("type") not in (None, "responses_api_agents"):
+        yield f"agent_ref.type must be 'responses_api_agents', got {str(ref['type'])[:50]!r}"
+
+
+def _indices(row: JSON) -> Iterator[str]:
+    checks: dict[str, Callable[[JSON], int]] = {
+        "_ng_task_index": task_index,
+        "_ng_rollout_index": rollout_index,
+    }
+    for key, check in checks.items():
+        if row.get(key) is not None:
+            try:
+                check(row)
+            except InvalidRequest as error:
+                yield error.message
+
+
+def _named(types: type | tuple[type, ...]) -> str:
+    names: dict[type, str] = {str: "a text", list: "a list"}
+    return " or ".join(names[kind] for kind in (types if isinstance(types, tuple) else (types,)))
+
+
+def checked_rows(
+    file: Path,
+    problems: Problems,
+    check: Callable[[JSON], Iterable[str]] = row_problems,
+) -> Iterator[tuple[str, JSON | None]]:
+    """The place of each line of a file, and its row; None for one with problems, which ``problems`` takes.
+    Raises InvalidRequest: the file cannot be opened."""
+    empty = True
+    for where, row, reason in read_rows(file, problems.notes.append):
+        empty = False
+        reasons = [str(reason)] if row is None else list(check(row))
+        for problem in reasons:
+            problems.add(f"{where}: {problem}")
+        yield where, None if reasons else row
+    if empty:
+        problems.add(f"{file}: empty")
+
+
+def row_check(graph: Path | None, application: str | None) -> Callable[[JSON], Iterator[str]]:
+    """A function that yields the problems of a row: by the row format, and by a graph file if there is one.
+    Raises GraphError: every problem of the graph; typer.BadParameter: an application without a file."""
+    if graph is None:
+        if application is not None:
+            raise typer.BadParameter("--application is for a graph file: --graph FILE")
+        return row_problems
+    resolved = resolve_file(graph, None, application)
+    agents = {name: node for name, node in resolved.nodes.items() if node.kind == "agent"}
+    environments = {name: _environment_of(resolved, node) for name, node in agents.items()}
+
+    def check(row: JSON) -> Iterator[str]:
+        # A row that is malformed adds no problems of the graph.
+        yield from list(row_problems(row)) or _graph_problems(row, environments, resolved.default_agent)
+
+    return check
+
+
+def _graph_problems(
+    row: JSON, environments: Mapping[str, type[ResourcesServer] | None], default: str | None
+) -> Iterator[str]:
+    """What a graph cannot run in a row that is well-formed, by what its agents' environments take."""
+    ref = row.get("agent_ref")
+    name = ref["name"] if ref else default
+    if name is None:
+        yield f"agent_ref: missing, and the graph has no default agent{nearest('', environments)}"
+    elif name not in environments:
+        yield f"agent_ref.name: the graph has no agent {name!r}{nearest(name, environments)}"
+    elif (environment := environments[name]) is not None:
+        try:
+            environment.check_row(row)
+        except InvalidRequest as error:
+            for problem in error.message.removeprefix("invalid row: ").split("; "):
+                yield f"{problem} (the environment of {name})"
+
+
+def _environment_of(graph: Graph, agent: Node) -> type[ResourcesServer] | None:
+    target = agent.references.get("resources")
+    cls = graph.nodes[target].cls if target is not None else None
+    return cls if cls is not None and issubclass(cls, ResourcesServer) else None
+
+
+class Duplicates:
+    """Remembers values and the place of each one's first occurrence."""
+
+    def __init__(self) -> None:
+        self._first = IntTable()
+        self._files: list[tuple[str, int]] = []
+        self._lines = 0
+
+    def first_place(self, value: object, where: str) -> str | None:
+        """Where the same JSON value was first seen; None if it was not, and is now.
+
+        The lines of one file come one after the other: ``"rows.jsonl:17"``.
+        """
+        file, _, line = where.rpartition(":")
+        if not self._files or self._files[-1][0] != file:
+            self._files.append((file, self._lines))
+        position = self._files[-1][1] + int(line)
+        self._lines = position
+        key = digest(value)
+        first = self._first.get(key)
+        if first is None:
+            self._first[key] = position
+            return None
+        name, start = next(entry for entry in reversed(self._files) if entry[1] < first)
+        return f"{name}:{first - start}"
+
 
 RowsArgument = Annotated[
     list[Path], typer.Argument(metavar="ROWS...", help="Files of rows: .jsonl, .jsonl.gz or .jsonl.zst.")
@@ -51,7 +284,6 @@ def validate(
     Example: gym-serve dataset validate data/train.jsonl --graph graphs/math.yaml
     """
     # Imported here, so that --help starts fast.
-    from gym_serve.cli.row_checks import Duplicates, checked_rows, row_check
     from gym_serve.rollouts.rows import Problems
 
     problems, earlier = Problems(), Duplicates()
@@ -135,7 +367,6 @@ def render(
     if as_json and output is None:
         raise typer.BadParameter("--json needs --output: without it, the rows themselves are printed")
     # Imported here, so that --help starts fast.
-    from gym_serve.cli.row_checks import checked_rows, row_problems
     from gym_serve.rollouts.expansion import PromptTemplate
     from gym_serve.rollouts.files import replacing
     from gym_serve.rollouts.rows import Problems

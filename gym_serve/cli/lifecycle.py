@@ -156,10 +156,9 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
 def _applications() -> dict[str, Any]:
     from gym_serve.client.deployed import states
     from gym_serve.cluster.deploy import GATEWAY
-    from gym_serve.cluster.health import reason
-    from gym_serve.cluster.reports import reports_of
+    from gym_serve.cluster.reports import reason, reports_of
     from gym_serve.cluster.serve_compat import http_address, route_prefix
-    from gym_serve.gateway.stats import pressure
+    from gym_serve.gateway.host import pressure
 
     applications: dict[str, Any] = {}
     for name, application in running().items():
@@ -300,7 +299,7 @@ def logs(
     """
     local_ray.connect(address)
     wanted = _servers_of(graph) if server is None else [(_graph_of(server, graph), server)]
-    from gym_serve.cluster.node_logs import NodeLogs
+    from gym_serve.cluster.reports import NodeLogs
 
     nodes = NodeLogs(wanted, level=level, rollout=rollout)
     records = nodes.read(last=lines)

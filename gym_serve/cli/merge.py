@@ -1,33 +1,47 @@
-"""`gym-serve merge`: joins the shards of a collection to one run."""
+"""`gym-serve merge`: joins the shards of a collection to one run.
+
+`gym-serve reverify`: computes the rewards of stored rollouts again, with the current verifier.
+
+No model is called. It is a collection whose rollouts are one ``/verify`` each: with a journal, `--resume`,
+and metrics at the end. There is no session, so only verifiers that read none can do it; ``/reverify_mode``
+says which.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_serve.cli.collect import OutputOption
+from gym_serve.cli.collect import ConcurrencyOption, LimitOption, OutputOption, ResumeOption, SkipOption
 from gym_serve.cli.options import (
     AddressOption,
+    ApplicationOption,
     AttachOption,
     FailuresOption,
     JsonOption,
+    RayOption,
+    SetOption,
     Target,
     TokenOption,
     UrlOption,
 )
 from gym_serve.cli.printing import echo
-from gym_serve.types.errors import GraphError
+from gym_serve.types.errors import GraphError, InvalidRequest
+from gym_serve.types.rows import agent_name
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
     from gym_serve.metrics import MetricSpec
     from gym_serve.rollouts import Outputs, Report
-    from gym_serve.rollouts.run_metrics import Aggregate
+    from gym_serve.rollouts.progress import Aggregate
+    from gym_serve.servers.usage import Prices
     from gym_serve.types.requests import JSON
+
 
 _ATTEMPTS = 3  # of collect
 _UNFINISHED = 3
@@ -125,3 +139,139 @@ def _report(outputs: Outputs, metrics: list[JSON]) -> Report:
         tally.finish(journal.finished(_ATTEMPTS))
     progress = tally.progress()
     return Report(outputs, progress, metrics, [], [], complete=not progress.remaining)
+
+
+_VERIFY_SECONDS = 300.0  # for an agent that has no `verify_timeout`; that of `AgentServer`
+_AGGREGATE_SECONDS = 600.0
+_OF_THE_VERDICT = frozenset({"verification_skipped", "mask_sample", "reason"})
+"""Keys of a verdict that say something by their absence."""
+
+
+def reverify(
+    rollouts: Annotated[Path, typer.Argument(metavar="ROLLOUTS", help="Scored rollouts, from collect.")],
+    *,
+    output: OutputOption,
+    graph: Annotated[
+        Path | None,
+        typer.Option("--graph", metavar="FILE", help="Graph file to deploy."),
+    ] = None,
+    attach: AttachOption = None,
+    address: AddressOption = None,
+    url: UrlOption = None,
+    auth_token: TokenOption = None,
+    no_ray: RayOption = False,
+    set_: SetOption = None,
+    application: ApplicationOption = None,
+    limit: LimitOption = None,
+    concurrency: ConcurrencyOption = 16,
+    resume: ResumeOption = False,
+    skip_invalid: SkipOption = False,
+    failures: FailuresOption = "mask",
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the rewards of stored rollouts again, with the graph's verifiers; no model is called.
+
+    The verifiers must not need a session (their /reverify_mode is "stateless").
+    Compare the result with: gym-serve diff ROLLOUTS OUT
+
+    Exit status: as for collect.
+
+    Example: gym-serve reverify out.jsonl -o again.jsonl --graph graphs/math.yaml --no-ray
+    """
+    target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
+    # Imported here, so that --help and usage errors start fast.
+    from gym_serve.cli.run_collection import report_and_exit, run_collection
+    from gym_serve.rollouts import Collection, Expansion, RunnerOptions, collect
+
+    with target.open() as gym:
+        collection = Collection(
+            _Verifiers(gym),
+            Expansion(limit=limit, default_agent=gym.default_agent),
+            RunnerOptions(concurrency=concurrency, attempts=3),
+        )
+        outcome = run_collection(
+            lambda progress, stopping: collect(
+                rollouts,
+                output,
+                collection,
+                resume=resume,
+                skip_invalid=skip_invalid,
+                progress=progress,
+                stop=stopping,
+            ),
+            output,
+        )
+        report_and_exit(*outcome, as_json=as_json, failures=failures)
+
+
+class _Verifiers:
+    """The `RolloutBackend` of the graph's verifiers."""
+
+    def __init__(self, gym: Gym) -> None:
+        from gym_serve.client import AsyncGym
+
+        self._gym, self._awaited = gym, AsyncGym.of(gym)
+        self._mode = lru_cache(maxsize=None)(lambda server: gym.call(server, "reverify_mode"))
+
+    def check(self, rollout: JSON) -> None:
+        if rollout.get("_ng_failure_class"):
+            raise InvalidRequest("`_ng_failure_class` is set: a failed attempt has no response to score")
+        if not isinstance(rollout.get("response"), dict):
+            raise InvalidRequest("`response` is missing: the file must hold rollouts, not rows")
+        server = self._server_of(rollout)
+        if (mode := self._mode(server)) != "stateless":
+            raise InvalidRequest(
+                f"{server} cannot score a stored response: its verify needs the session of the episode "
+                f"(reverify_mode is {str(mode)[:50]!r}, not 'stateless')"
+            )
+
+    async def run(self, rollout: JSON) -> JSON:
+        from gym_serve.servers.usage import USAGE_FIELD
+
+        limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
+        verdict = await self._awaited.call(self._server_of(rollout), "verify", rollout, timeout=limit)
+        # Neither the stored reward may stand in for a missing verdict, nor the stored token counts for those
+        # of this run.
+        if not isinstance(verdict, dict):
+            return {"reward": None}
+        return {**{k: v for k, v in rollout.items() if k not in _OF_THE_VERDICT}, USAGE_FIELD: {}, **verdict}
+
+    def description(self) -> JSON:
+        return {"resources": self._gym.graph.get("resources") or {}}
+
+    def prices(self) -> dict[str, Prices]:
+        return {}
+
+    async def comparer(self) -> None:
+        """None: the stored rewards of groups are not computed again."""
+        return
+
+    def metric_spec(self, agent: str) -> MetricSpec:
+        from gym_serve.metrics import STATISTICS_ONLY
+
+        return STATISTICS_ONLY
+
+    def aggregator(self) -> Aggregate:
+        return self.aggregate
+
+    async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
+        body = {"verify_responses": rollouts}
+        timeout = _AGGREGATE_SECONDS
+        metrics: JSON = await self._awaited.call(agent, "aggregate_metrics", body, timeout=timeout)
+        return metrics
+
+    def _agent_of(self, rollout: JSON) -> JSON:
+        agents: dict[str, JSON] = self._gym.graph.get("agents") or {}
+        if (name := agent_name(rollout)) not in agents:
+            raise InvalidRequest(
+                f"`agent_ref.name` must be one of {', '.join(agents)}, got {str(name)[:100]!r}"
+            )
+        return agents[str(name)]
+
+    def _server_of(self, rollout: JSON) -> str:
+        resources = self._agent_of(rollout).get("resources")
+        if not isinstance(resources, str):
+            raise InvalidRequest(
+                f"agent {agent_name(rollout)!r} has no environment that could score the rollout"
+            )
+        return resources

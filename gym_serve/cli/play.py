@@ -1,7 +1,7 @@
 """`gym-serve play`: runs one episode in this process and prints it for people to read.
 
 It is for authors: what does the model see, what does it call, what comes back, and why is the reward
-what it is? The graph runs without Ray (`gym_serve.assembly.local`); each call between its servers is
+what it is? The graph runs without Ray (`gym_serve.assembly`); each call between its servers is
 observed.
 """
 
@@ -105,7 +105,7 @@ def play(
 
 
 async def _episode(graph: Graph, agent: str, row: JSON, transcript: _Transcript) -> JSON:
-    from gym_serve.assembly.local import LocalGraph
+    from gym_serve.assembly import LocalGraph
     from gym_serve.servers.clients import AgentClient
 
     node = graph.nodes[agent]

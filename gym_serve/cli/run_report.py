@@ -22,7 +22,7 @@ from gym_serve.metrics import (
     failure_class,
     summarize,
 )
-from gym_serve.metrics.summary import INTERVALS, interval_text, mean_of
+from gym_serve.metrics.aggregator import INTERVALS, interval_text, mean_of
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.analysis import Asked, read_asked
 from gym_serve.rollouts.files import read_records

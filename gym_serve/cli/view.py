@@ -63,9 +63,8 @@ def view(
 
     Example: gym-serve view out.jsonl
     """
-    from gym_serve.view.costs import parse_price
-    from gym_serve.view.export import export_site
-    from gym_serve.view.serving import serve
+    from gym_serve.view.serving import export_site, serve
+    from gym_serve.view.statistics import parse_price
 
     prices = dict(map(parse_price, price or ()))
     if export is not None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import httpx
 import orjson
 
-from gym_serve.assembly.local import LocalGraph
+from gym_serve.assembly import LocalGraph
 from gym_serve.client import loop
 from gym_serve.client.remote_agent import Batcher, RemoteAgent
 from gym_serve.graph.spec import Graph
@@ -21,7 +21,7 @@ from gym_serve.observe.catalogue import METRICS
 from gym_serve.observe.metrics import Metric, render
 from gym_serve.servers.model import VERSION, HoldMode, ModelServer
 from gym_serve.servers.transport import Call, Reply, Transport
-from gym_serve.transports.http import HttpTransport
+from gym_serve.transports import HttpTransport
 from gym_serve.types.errors import BadRequest, Unavailable, error_from_body
 from gym_serve.types.requests import JSON
 

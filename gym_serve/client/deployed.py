@@ -28,12 +28,10 @@ from gym_serve.cluster.deploy import GATEWAY, build
 from gym_serve.cluster.ingress import Description
 from gym_serve.cluster.ownership import Claim, Ownership, Terms
 from gym_serve.cluster.preflight import preflight, problems_here
-from gym_serve.cluster.publishing import RayPublisher
 from gym_serve.cluster.replica import transport_to
-from gym_serve.cluster.reports import reports_of
+from gym_serve.cluster.reports import reconfigure, reports_of, start, the_running
 from gym_serve.cluster.routing.failover import FailoverTransport
 from gym_serve.cluster.routing.replica_transport import ReplicaTransport
-from gym_serve.cluster.running import reconfigure, start, the_running
 from gym_serve.cluster.serve_compat import (
     dashboard_url,
     http_address,
@@ -42,9 +40,10 @@ from gym_serve.cluster.serve_compat import (
     running_version,
     started_ray,
 )
+from gym_serve.cluster.serve_metrics import RayPublisher
 from gym_serve.cluster.starting import START_LOG
 from gym_serve.cluster.weights import WeightStore, check_reach, hold, release, replicas, update_weights
-from gym_serve.gateway.stats import STATS, stats
+from gym_serve.gateway.host import STATS, stats
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.spec import SECTIONS, Graph
 from gym_serve.observe.metrics import Metric

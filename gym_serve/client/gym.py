@@ -22,12 +22,10 @@ from typing import Any
 from typing_extensions import Self, TypedDict, Unpack
 
 from gym_serve.client import loop
-from gym_serve.client.collecting import CollectOptions, collected, tracked
 from gym_serve.client.connection import Connection, HttpConnection, LocalConnection
-from gym_serve.client.core import Core
+from gym_serve.client.core import CollectOptions, Core, GroupStream, collected, tracked
 from gym_serve.client.policy import AsyncPolicy, Policy
 from gym_serve.client.rollout_client import RolloutOptions
-from gym_serve.client.stream import GroupStream
 from gym_serve.graph import GraphSpec, load_graph, resolve
 from gym_serve.rollouts import (
     Budget,

@@ -19,7 +19,7 @@ from gym_serve.observe.logs import admits
 from gym_serve.servers.model import ANSWER, TAKE
 from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import GymError, InvalidRequest
-from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 
 logger = logging.getLogger("gym_serve")

@@ -21,7 +21,7 @@ import msgspec
 
 from gym_serve.servers.context import time_limit
 from gym_serve.servers.transport import Call, Reply, encode
-from gym_serve.transports.http import HttpTransport, misdirected, with_endpoint, without
+from gym_serve.transports import HttpTransport, misdirected, with_endpoint, without
 from gym_serve.types.errors import (
     BadRequest,
     DeadlineExceeded,

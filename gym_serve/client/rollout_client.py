@@ -31,7 +31,7 @@ from gym_serve.rollouts import (
     prices_of,
 )
 from gym_serve.rollouts.groups import Compare
-from gym_serve.rollouts.run_metrics import Aggregate
+from gym_serve.rollouts.progress import Aggregate
 from gym_serve.rollouts.scheduling import MAX_FAILURES, MAX_PROBES
 from gym_serve.servers.clients import AgentClient, EnvironmentClient
 from gym_serve.servers.context import current

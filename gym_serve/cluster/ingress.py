@@ -21,11 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gym_serve.cluster.health import health
 from gym_serve.cluster.ownership import watch
 from gym_serve.cluster.replica import log_of_replica, transport_to
-from gym_serve.cluster.reports import AgentReplicas, reports_of
-from gym_serve.cluster.running import reconfigure
+from gym_serve.cluster.reports import AgentReplicas, health, reconfigure, reports_of
 from gym_serve.cluster.serve_compat import http_host, is_leaving
 from gym_serve.cluster.weights import WeightStore, check_reach, hold, release, update_weights
 from gym_serve.gateway.access import exposure

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from gym_serve.cluster.deploy import deployed_options
-from gym_serve.graph.interpolation import variables_of
-from gym_serve.graph.loading import IMPORT_PATH, GraphSource
+from gym_serve.graph.loading import IMPORT_PATH, GraphSource, variables_of
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.types.errors import GraphError
 from gym_serve.types.requests import JSON

@@ -16,10 +16,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from gym_serve.assembly.node import client_of, constructed, remote_transport
-from gym_serve.assembly.own_episodes import answer_here
+from gym_serve.assembly import answer_here, client_of, constructed, remote_transport
 from gym_serve.cluster.autoscaling import CALLS, SESSIONS
-from gym_serve.cluster.publishing import RayPublisher
 from gym_serve.cluster.reports import report
 from gym_serve.cluster.routing.admission import Admission
 from gym_serve.cluster.routing.failover import FailoverTransport
@@ -33,10 +31,9 @@ from gym_serve.cluster.serve_compat import (
     process_is_alive,
     request_limits,
 )
-from gym_serve.cluster.serve_metrics import serve_metrics
+from gym_serve.cluster.serve_metrics import RayPublisher, serve_metrics
 from gym_serve.cluster.weights import CurrentWeights
-from gym_serve.gateway.live_episodes import LIST, LOOK, STOP
-from gym_serve.gateway.stats import PRESSURE, STATS, counts
+from gym_serve.gateway.host import LIST, LOOK, PRESSURE, STATS, STOP, counts
 from gym_serve.graph.spec import LogOptions, Node
 from gym_serve.observe import catalogue, tracing
 from gym_serve.observe.cpu import OtherCpu
@@ -47,7 +44,7 @@ from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import ServerRunner, tune_process
 from gym_serve.servers.transport import Call, Reply, Transport
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GraphError
 
 _DRAIN_SECONDS = 0.5  # between two checks whether a draining replica is done

@@ -5,7 +5,7 @@ unless its file says ``insecure: true``. Web pages in a browser on this machine 
 another origin, and those whose host name was pointed here (DNS rebinding). A graph may have several tokens,
 each of which is accepted, so that a new one can be handed out before the old one is removed.
 
-A person in a browser types the token once (`gym_serve.gateway.sign_in`) and has a *pass* from then on: a
+A person in a browser types the token once (`gym_serve.gateway.pages`) and has a *pass* from then on: a
 cookie that no script can read, that ends after twelve hours, and that every gateway of the graph checks by
 the token that it was made with. Browsers send cookies to all ports of a host, and with the requests of any
 page there. So a pass lets in only what the graph's own pages ask for, and a request that changes something

@@ -1,6 +1,6 @@
 """The API documentation of a graph: one OpenAPI 3.1 document of all servers.
 
-`gym_serve.gateway.docs_page` shows it. A server that does not describe itself
+`gym_serve.gateway.pages` shows it. A server that does not describe itself
 (it is down, or does not run gym_serve) is listed without its routes.
 """
 
@@ -13,9 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from gym_serve.gateway.batch import NDJSON, ROLLOUTS, BatchBody
-from gym_serve.gateway.html_pages import KINDS
-from gym_serve.gateway.live_episodes import EPISODES, LIST, LOOK, STOP
-from gym_serve.gateway.pages import Page
+from gym_serve.gateway.host import EPISODES, LIST, LOOK, STOP
+from gym_serve.gateway.pages import KINDS, Page
 from gym_serve.gateway.policy_routes import BODIES
 from gym_serve.gateway.wire import SESSION_COOKIE
 from gym_serve.graph.spec import SECTIONS, Node

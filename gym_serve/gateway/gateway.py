@@ -22,14 +22,12 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gym_serve.gateway import api_docs, html_pages, sign_in, wire
+from gym_serve.gateway import api_docs, pages, wire
 from gym_serve.gateway.access import Access
 from gym_serve.gateway.batch import ROLLOUTS, Batches
-from gym_serve.gateway.host import Host
-from gym_serve.gateway.live_episodes import EPISODES, LiveEpisodesOfGraph
+from gym_serve.gateway.host import EPISODES, PRESSURE, STATS, Host, LiveEpisodesOfGraph, pressure, stats
 from gym_serve.gateway.pages import Page, Site, added_pages
 from gym_serve.gateway.policy_routes import POLICY, steer
-from gym_serve.gateway.stats import PRESSURE, STATS, pressure, stats
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import fault
 from gym_serve.servers.runner import DESCRIBE
@@ -78,8 +76,8 @@ class Gateway:
         except (Forbidden, Unauthorized) as error:
             client = request.client.host if request.client else "a client"
             fault(None, error.code, f"a request from {client} was refused: {error.code}: {error.message}")
-            asks = isinstance(error, Unauthorized) and sign_in.wants_form(request)
-            response = sign_in.form(_root(request), _path(request)) if asks else wire.failed(error)
+            asks = isinstance(error, Unauthorized) and pages.wants_form(request)
+            response = pages.sign_in_form(_root(request), _path(request)) if asks else wire.failed(error)
         except GymError as error:
             response = wire.failed(error)
         except ClientDisconnect:
@@ -98,8 +96,8 @@ class Gateway:
 
     async def _route(self, request: Request, request_id: str) -> Response:
         path = _path(request)
-        if path == sign_in.SIGN_IN:
-            return await sign_in.answer(request, _root(request), self._access)
+        if path == pages.SIGN_IN:
+            return await pages.answer_sign_in(request, _root(request), self._access)
         if path == "health" and self._access.is_anonymous(request):
             return wire.wrong_method(request, "GET") or await self._probe(request)
         self._access.check_token(request)
@@ -253,20 +251,16 @@ class Gateway:
         return wire.answer(Reply.of(page))
 
     async def _docs(self, request: Request) -> Response:
-        from gym_serve.gateway import docs_page
-
-        return html_pages.page(docs_page.page(await self._describe(request)), script=True)
+        return pages.response(pages.reference(await self._describe(request)), script=True)
 
     async def _docs_script(self, request: Request) -> Response:
-        from gym_serve.gateway import docs_page
-
         headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
-        return Response(docs_page.script(), media_type="text/javascript", headers=headers)
+        return Response(pages.script(), media_type="text/javascript", headers=headers)
 
     async def _home(self, request: Request) -> Response:
         sites = [name for name, page in (await added_pages()).items() if isinstance(page, Site)]
         root, nodes = _root(request), self._graph.nodes
-        return html_pages.page(html_pages.home(root, nodes, self._graph.default_agent, sites))
+        return pages.response(pages.home(root, nodes, self._graph.default_agent, sites))
 
     async def _describe(self, request: Request) -> dict[str, Any]:
         described = await asyncio.gather(*map(self._operations, self._transports))

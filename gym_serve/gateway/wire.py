@@ -34,7 +34,7 @@ from gym_serve.servers.protocols import PROTOCOLS, error_event, without_stream
 from gym_serve.servers.runner import EACH, GETS
 from gym_serve.servers.tools import RESERVED, is_tool_name
 from gym_serve.servers.transport import Call, Reply, Transport, encode
-from gym_serve.transports.http_notes import ASKED, HEADER, with_notes
+from gym_serve.transports import NOTES_HEADER, NOTES_WANTED, with_notes
 from gym_serve.types.errors import (
     BadRequest,
     GymError,
@@ -237,7 +237,7 @@ def _may_stand_in(key: str, request: bytes) -> bool:
 
 def answer(reply: Reply, request: Request | None = None) -> Response:
     """The reply, unchanged: a model reads the error of a tool, so nothing is added to its body."""
-    if request is not None and request.headers.get(HEADER) == ASKED:
+    if request is not None and request.headers.get(NOTES_HEADER) == NOTES_WANTED:
         content, headers = with_notes(reply)
         response = Response(content, reply.status, headers, media_type=_MEDIA_TYPE)
     else:

@@ -7,8 +7,13 @@ from gym_serve.grading.answers import (
     answer_lines,
     bare_answer,
     code_blocks,
+    ending,
+    excerpt,
     last_box,
     last_box_text,
+    listed,
+    listed_calls,
+    not_in_the_box,
     plain_answer,
     replace_surrogates,
     same_number,
@@ -27,8 +32,7 @@ from gym_serve.grading.function_calls import (
 from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
 from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
-from gym_serve.grading.reasons import ending, excerpt, listed, listed_calls, not_in_the_box
-from gym_serve.types.arguments import MAX_DEPTH
+from gym_serve.types.exact import MAX_DEPTH
 
 __all__ = [
     "MAX_DEPTH",

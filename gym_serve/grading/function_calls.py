@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gym_serve.types.arguments import MAX_DEPTH, is_empty, is_shallow
+from gym_serve.types.exact import MAX_DEPTH, is_empty, is_shallow
 from gym_serve.types.requests import JSON
 
 

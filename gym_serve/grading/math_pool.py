@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_serve.grading.answers import ending, excerpt
 from gym_serve.grading.math_text import ask
 from gym_serve.grading.math_worker import Comparison
-from gym_serve.grading.reasons import ending, excerpt
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.workers import WorkerPool, WorkFailed
 

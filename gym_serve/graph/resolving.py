@@ -46,8 +46,7 @@ from gym_serve.graph.classes import (
     secrets_of,
     type_name,
 )
-from gym_serve.graph.interpolation import Variables, environment, has_literal
-from gym_serve.graph.loading import extended, merged
+from gym_serve.graph.loading import Variables, environment, extended, has_literal, merged
 from gym_serve.graph.spec import (
     HTTP,
     SECTIONS,

@@ -1,17 +1,11 @@
 """Judges: models that score what a policy did. What environments with a judge have in common."""
 
-from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, VerdictCache, ask_within
-from gym_serve.judging.label_judge import (
-    Ballot,
-    Calibration,
-    JudgeSettings,
-    LabelJudge,
-    calibrate,
-    dissent,
-    majority,
-    open_cache,
-)
-from gym_serve.judging.prompts import (
+from gym_serve.judging.calls import (
+    Answer,
+    CacheSettings,
+    JudgeCalls,
+    VerdictCache,
+    ask_within,
     check_fields,
     check_labels,
     contradicts,
@@ -24,6 +18,16 @@ from gym_serve.judging.prompts import (
     label_of,
     verdict_in,
     whole_text,
+)
+from gym_serve.judging.label_judge import (
+    Ballot,
+    Calibration,
+    JudgeSettings,
+    LabelJudge,
+    calibrate,
+    dissent,
+    majority,
+    open_cache,
 )
 
 __all__ = [

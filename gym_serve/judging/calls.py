@@ -3,6 +3,12 @@
 `VerdictCache` is opt-in, because a cached sample is not a fresh one. A key is made of the judge, the whole
 request and the number of the vote; only replies with a verdict are kept. It is SQLite, so that the replicas
 on a machine share a file. A cache that fails is logged and bypassed: it costs a call, never a verdict.
+
+What a judge is asked, and what its reply says: pure functions on text.
+
+The text of a policy may try to address the judge: its words are escaped (`escape_labels`), and it stands
+between marks that it cannot hold (`filled_in`). A reply that is empty, or that broke off before its verdict,
+raises `VerifierFailed`, so that nobody is scored by it.
 """
 
 from __future__ import annotations
@@ -11,9 +17,11 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import sqlite3
+import string
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +29,7 @@ from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_serve.observe.catalogue import JUDGE_CALLS
 from gym_serve.servers.clients import ModelClient, name_of
@@ -37,7 +45,219 @@ from gym_serve.types.errors import (
     VerifierFailed,
 )
 from gym_serve.types.protocols import is_overflow_answer
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, Response, problems_of
+
+_WORD = re.compile(r"[^\W\d_]+")
+_SYMBOL = re.compile(r"[^\w\s]")
+_PIECES = re.compile(r"\w+|[^\w\s]+")
+_MARK = "mark"
+_INSTRUCTION = 8  # minimum number of words in a prompt that gives its judge instructions
+
+_TAIL = 20_000  # characters; verdicts are at the end, and the search for JSON can take quadratic time
+_DECODER = json.JSONDecoder()
+
+
+def check_fields(template: str, required: Collection[str], optional: Collection[str] = ()) -> str:
+    """Check that a template has the ``required`` fields, maybe ``optional`` ones and ``{mark}``, and no
+    others; return it. Raises ValueError.
+    """
+    fields = set(_fields(template))
+    allowed = {*required, *optional, _MARK}
+    if not set(required) <= fields <= allowed:
+        raise ValueError(
+            f"the fields of a judge prompt must be {sorted(allowed)}, got {sorted(fields)}; "
+            "double other braces: {{ }}"
+        )
+    return template
+
+
+def _fields(template: str) -> list[str]:
+    return [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+
+
+def check_labels(labels: Collection[str], template: str, system_message: str | None = None) -> None:
+    """Check that a prompt (`str.format`'s), or its system message, tells a judge the labels of its verdict:
+    one that is asked for others never writes these.
+
+    It may describe a label in pieces: ``Judgement: answer 'yes' if ...`` for ``Judgement: yes``, or
+    ``[[rating]]`` and "a rating of 2" for ``[[2]]``. A prompt of hardly more than its fields is for a judge
+    that was trained to its labels, and is not checked. Raises ValueError: it gives instructions and does not
+    mention a label.
+    """
+    parts = string.Formatter().parse(template)  # a doubled brace ends a part, too
+    literals = "".join(literal + "\n" * (field is not None) for literal, field, _, _ in parts)
+    whole = f"{system_message or ''}\n{literals}"
+    missing, rest = [], whole
+    for label in sorted(labels, key=len, reverse=True):  # INCORRECT does not mention CORRECT
+        if label not in rest and not all(_says(whole, piece) for piece in _PIECES.findall(label)):
+            missing.append(label)
+        rest = rest.replace(label, "\0")
+    if missing and len(_WORD.findall(whole)) >= _INSTRUCTION:
+        raise ValueError(
+            f"the judge's prompt never mentions {' and '.join(map(repr, sorted(missing)))}, so the judge "
+            "cannot answer with that; set the labels that the prompt asks for, or ask for these labels in it"
+        )
+
+
+def _says(text: str, piece: str) -> bool:
+    """Whether a text contains a piece of a label: a whole word, or symbols."""
+    if not piece[0].isalnum():
+        return piece in text
+    return re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", text) is not None
+
+
+_ROUNDS = 20
+"""Spaces between the characters of one label might make another; no two real labels need more rounds."""
+
+
+def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
+    """The end of a policy's text, with a space between the characters of each of ``labels`` (and whatever
+    else it must not say, see `delimiters_of`), so that a judge that quotes it gives no verdict by that.
+    """
+    text, labels = text[max(0, len(text) - max_chars) :], list(labels)
+    for _ in range(_ROUNDS):
+        if not any(label in text for label in labels):
+            break
+        for label in labels:
+            text = text.replace(label, " ".join(label))
+    return text
+
+
+def filled_in(template: str, fields: Mapping[str, str]) -> str:
+    """A prompt from its template. ``{mark}`` in the tags around texts becomes 16 characters of a hash of all
+    texts: nobody can write these into one of them, to end it and go on in the template's words.
+    """
+    texts = "\0".join(fields.values()).encode("utf-8", "replace")
+    return template.format(**{_MARK: hashlib.sha256(texts).hexdigest()[:16], **fields})
+
+
+def delimiters_of(template: str) -> list[str]:
+    """What begins and ends the texts of a template without ``{mark}``, e.g. ``</answer>``: the nearest line
+    next to a field, if it has more than letters and digits. A text that contains it could go on as the
+    template does.
+    """
+    if _MARK in _fields(template):
+        return []
+    parts = string.Formatter().parse(template)
+    pieces = "".join(literal + "\0" * (field is not None) for literal, field, _, _ in parts).split("\0")
+    after = (piece.strip().split("\n")[0] for piece in pieces[1:])
+    before = (piece.strip().split("\n")[-1] for piece in pieces[:-1])
+    edges = {edge.strip() for edge in (*after, *before)}
+    return sorted(edge for edge in edges if len(edge) > 1 and _SYMBOL.search(edge))
+
+
+def judge_messages(prompt: str, system_message: str | None = None) -> list[JSON]:
+    """The ``input`` of a judge's call."""
+    system = [{"role": "system", "content": system_message}] if system_message else []
+    return [*system, {"role": "user", "content": prompt}]
+
+
+def whole_text(response: JSON) -> str:
+    """The text of all assistant messages of a Response. Raises VerifierFailed: it is not a Response."""
+    return _checked(response).output_text
+
+
+def final_text(response: JSON) -> str:
+    """The last part of the message that ends a Response; empty if another item ends it. Raises
+    VerifierFailed: it is not a Response.
+    """
+    reply = _checked(response)
+    messages = reply.messages
+    if not messages or messages[-1] is not reply.output[-1]:
+        return ""
+    content: Any = messages[-1].get("content")
+    if isinstance(content, list):
+        part = content[-1] if content else None
+        content = part.get("text") if isinstance(part, dict) else None
+    return content if isinstance(content, str) else ""
+
+
+_THINK = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)\s{0,8}>", re.IGNORECASE)
+_NOTHING = re.compile(r"[\s.,;:!*_`'\"\])}>]*")
+_SAME_LINE = re.compile(r"[ \t]*")
+
+
+def without_thoughts(text: str) -> str:
+    """A reply without its reasoning: what stands in ``<think>`` tags, or before a lone ``</think>``."""
+    kept: list[str] = []
+    depth = start = 0
+    for tag in _THINK.finditer(text):
+        if tag[1]:
+            kept = [] if depth == 0 else kept  # a template opened it
+            depth = max(0, depth - 1)
+        else:
+            if depth == 0:
+                kept.append(text[start : tag.start()])
+            depth += 1
+        start = tag.end()
+    return "".join(kept) + (text[start:] if depth == 0 else "")
+
+
+def labels_in(text: str, labels: Sequence[str]) -> list[tuple[str, int, int]]:
+    """All labels in a text, each with its place; the longer of two at one place."""
+    pattern = "|".join(map(re.escape, sorted(labels, key=len, reverse=True)))
+    return [(found[0], *found.span()) for found in re.finditer(pattern, text)]
+
+
+def verdict_in(text: str, labels: Sequence[str]) -> str | None:
+    """The label that a text ends with; None if it has none, or if a line of nothing but different labels
+    contradicts itself.
+    """
+    text = without_thoughts(text)
+    labels_there = labels_in(text, labels)
+    if not labels_there:
+        return None
+    last = labels_there[-1]
+    if len({label for label, _, _ in labels_there}) == 1:
+        return last[0]
+    bare, _, _ = zip(*labels_there, strict=True)
+    if _SAME_LINE.fullmatch(re.sub("|".join(map(re.escape, bare)), "", text.strip())):
+        return None
+    return last[0] if _NOTHING.fullmatch(text, last[2]) else None
+
+
+def contradicts(text: str, labels: Sequence[str]) -> bool:
+    """Whether a text has several labels, and gives none of them as its verdict."""
+    return verdict_in(text, labels) is None and bool(labels_in(without_thoughts(text), labels))
+
+
+def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
+    """The label of a reply; None if it is complete and has none, or contradicts itself. Raises
+    VerifierFailed: it is empty, or broke off before its verdict.
+    """
+    label = verdict_in(text, labels)
+    if label is None:
+        if reason := response.get("incomplete_details"):
+            raise VerifierFailed(f"the judge's reply broke off before its verdict: {reason}")
+        if not response.get("output"):
+            raise VerifierFailed("the judge's reply is empty")
+    return label
+
+
+def _checked(response: JSON) -> Response:
+    try:
+        return Response.model_validate(response)
+    except ValidationError as error:
+        problem = problems_of(error, "reply")[0]
+        raise VerifierFailed(f"the judge's reply is not a Response: {problem}") from None
+
+
+def json_objects(text: str) -> Iterator[JSON]:
+    """The JSON objects at the end of a reply, the last one first; those of its reasoning left out."""
+    yield from reversed(list(_found(without_thoughts(text)[-_TAIL:])))
+
+
+def _found(text: str) -> Iterator[JSON]:
+    place = text.find("{")
+    while place >= 0:
+        try:
+            value, place = _DECODER.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            place += 1
+        else:
+            yield value
+        place = text.find("{", place)
+
 
 V = TypeVar("V")
 T = TypeVar("T")

@@ -20,8 +20,11 @@ from typing import Any, TypeVar
 from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
 
-from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, VerdictCache
-from gym_serve.judging.prompts import (
+from gym_serve.judging.calls import (
+    Answer,
+    CacheSettings,
+    JudgeCalls,
+    VerdictCache,
     check_labels,
     contradicts,
     delimiters_of,

@@ -7,16 +7,19 @@
 
 Averages of scores are percentages, 0 to 100 (for scores from 0 to 1); statistics of fields
 are in the field's own unit. Names and definitions are NeMo Gym's (docs/formats.md, Metrics), but for the
-summary's (`gym_serve.metrics.summary`).
+summary's (`gym_serve.metrics.aggregator`).
 """
 
 from gym_serve.metrics.aggregator import (
+    SUMMARY_COLUMNS,
     Aggregator,
     Coverage,
     Failures,
+    SummaryRow,
     aggregate_metrics,
     pass_majority_metrics,
     scored_rollouts,
+    summarize,
 )
 from gym_serve.metrics.estimators import pass_at_k
 from gym_serve.metrics.records import (
@@ -28,7 +31,6 @@ from gym_serve.metrics.records import (
     Score,
 )
 from gym_serve.metrics.report import select_key_metrics
-from gym_serve.metrics.summary import SUMMARY_COLUMNS, SummaryRow, summarize
 from gym_serve.types.endings import failure_class
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 Recording must cost next to nothing, because a rollout records a dozen values and takes half a millisecond. So
 a metric is a dict of numbers, and whoever publishes them reads the dict once in a while
-(`gym_serve.cluster.publishing` gives them to Ray, which gives them to Prometheus). Nothing here knows Ray, a
+(`gym_serve.cluster.serve_metrics` hands them to Ray, and Ray to Prometheus). Nothing here knows Ray, a
 clock or a task. The client library of Prometheus has the same classes; a record costs it two to three times
 as much, with a lock for every value.
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gym_serve.rollouts.grouping import Group, GroupBook, GroupOptions
+from gym_serve.rollouts.grouping import Group, GroupBook, GroupOptions, Place, StalenessBook, StreamOptions
 from gym_serve.rollouts.groups import Compare, compared
 from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions
 from gym_serve.rollouts.scheduling import Job
-from gym_serve.rollouts.staleness import Place, StalenessBook, StreamOptions
 from gym_serve.servers.context import wait_until
 from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import Retryable

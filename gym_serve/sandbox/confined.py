@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gym_serve.observe.catalogue import SANDBOX_RUNNING
 from gym_serve.sandbox.providers import VARIABLES, Confinement
-from gym_serve.workers.process import ChildProcess
+from gym_serve.workers.pool import ChildProcess
 
 
 class ConfinedProcess:

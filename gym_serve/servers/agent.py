@@ -23,12 +23,11 @@ from gym_serve.observe.timeline import TIMELINE, Recorder
 from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.agent_streams import SpokenAnswer
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
-from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
+from gym_serve.servers.clients import PROVIDER, EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import CallContext, current, patience, time_limit, use, without_verdict
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.servers.live import LIVE, LiveEpisodes
 from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
-from gym_serve.servers.spans import PROVIDER
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.types.endings import OnDeadline, ending
 from gym_serve.types.errors import AgentFailed, AuthorError, GymError, PolicyDeadline, Rejected, Unavailable

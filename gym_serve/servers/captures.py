@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gym_serve.capture.tree import CallTree, trajectories_of, with_bundle, without_tokens
+from gym_serve.capture import CallTree, trajectories_of, with_bundle, without_tokens
 from gym_serve.observe.timeline import MODEL_CALLS, Recorder
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import CallContext, closing, current, stream_in, use

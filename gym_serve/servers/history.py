@@ -21,8 +21,8 @@ from typing import Any
 
 import orjson
 
-from gym_serve.types.arguments import is_empty, is_shallow
 from gym_serve.types.errors import EndpointMisconfigured, NotFound, Rejected
+from gym_serve.types.exact import is_empty, is_shallow
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON
 

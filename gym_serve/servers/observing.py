@@ -18,8 +18,8 @@ from gym_serve.observe.logs import ACCESS
 from gym_serve.observe.timeline import QUEUED, REPLICA, TTFT, USAGE, microseconds
 from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.base import Server
+from gym_serve.servers.clients import describe_reply
 from gym_serve.servers.context import CallContext, use
-from gym_serve.servers.spans import describe_reply
 from gym_serve.servers.transport import Call, Reply
 
 T = TypeVar("T")

@@ -2,6 +2,12 @@
 
 This is the one place where foreign exceptions become typed failures. A Serve replica, an inline transport and
 a unit test hold the same `ServerRunner`, which is why they behave alike.
+
+`PULSE` knows when this process was stopped: frozen by a signal, a debugger or the machine below it.
+
+A limit that ends while a process stands still says nothing about what the process ran. A thread that wants to
+wake four times a second tells the two apart by the gaps between its turns. It is no task, since a method that
+blocks the event loop stops every task, but no thread.
 """
 
 from __future__ import annotations
@@ -11,6 +17,9 @@ import difflib
 import gc
 import logging
 import resource
+import threading
+import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -21,7 +30,6 @@ from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit, use
 from gym_serve.servers.observing import CallObserver
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
-from gym_serve.servers.pulse import PULSE
 from gym_serve.servers.sessions import RESTORE
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply
 from gym_serve.types.errors import (
@@ -37,6 +45,44 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 from gym_serve.types.exact import exact_json
+
+_EVERY = 0.25  # seconds
+_LEAST = 1.0  # seconds; a busy machine lets a thread wait for less
+_KEPT = 256  # gaps
+
+
+class Pulse:
+    """Notices the gaps in the life of a process."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # from when to when
+
+    def start(self) -> None:
+        """Begin to watch; does nothing the second time."""
+        if self._last is None:
+            self._last = time.monotonic()
+            threading.Thread(target=self._watch, name="gym_serve-pulse", daemon=True).start()
+
+    def stopped_since(self, moment: float) -> float:
+        """Seconds since a `time.monotonic` moment in which this process stood still."""
+        now = time.monotonic()
+        gaps = [*self._gaps]
+        if self._last is not None and now - self._last >= _LEAST:  # it has just woken, this thread first
+            gaps.append((self._last, now))
+        return sum(max(0.0, end - max(begin, moment)) for begin, end in gaps)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_EVERY)
+            last, now = self._last, time.monotonic()
+            if last is not None and now - last >= _LEAST:
+                self._gaps.append((last, now))
+            self._last = now
+
+
+PULSE = Pulse()  # that of this process
+
 
 DESCRIBE = "operations.json"  # the operation that every server has
 

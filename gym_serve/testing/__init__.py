@@ -8,9 +8,17 @@
         assert [result for result in results if not result.passed] == []
 """
 
-from gym_serve.testing.client import EpisodeClient, TestClient
-from gym_serve.testing.fixtures import KINDS, Fixture, load_fixtures, missing_kinds
-from gym_serve.testing.verifying import FixtureResult, ScriptedReplies, check_fixtures
+from gym_serve.testing.client import (
+    KINDS,
+    EpisodeClient,
+    Fixture,
+    FixtureResult,
+    ScriptedReplies,
+    TestClient,
+    check_fixtures,
+    load_fixtures,
+    missing_kinds,
+)
 
 __all__ = [
     "KINDS",

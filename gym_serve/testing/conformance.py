@@ -2,7 +2,7 @@
 
 The server may be written in any language. A check is a function of `CHECKS`: its name says what must hold,
 and its docstring is the sentence of the page that says so. It asks as a graph does
-(`gym_serve.transports.http`), and raises a `Mismatch` for the first answer that is not right.
+(`gym_serve.transports`), and raises a `Mismatch` for the first answer that is not right.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple, get_args
 import httpx
 
 from gym_serve.servers.transport import encode
-from gym_serve.testing.fixtures import Fixture
+from gym_serve.testing.client import Fixture
 from gym_serve.testing.foreign import ForeignServer, Kind, Mismatch, Skipped, is_function
-from gym_serve.transports.http import new_client
+from gym_serve.transports import new_client
 from gym_serve.types.protocols import TOKEN_KEYS, check_completion, check_response, message_item
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import with_prompt

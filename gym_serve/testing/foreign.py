@@ -1,6 +1,6 @@
 """A server in whatever language, as the checks of `gym_serve.testing.conformance` ask it: `ForeignServer`.
 
-It is asked as a graph asks it (`gym_serve.transports.http`). An `Answer` that is not as it must be raises a
+It is asked as a graph asks it (`gym_serve.transports`). An `Answer` that is not as it must be raises a
 `Mismatch`, with texts for people.
 """
 
@@ -17,8 +17,8 @@ import httpx
 
 from gym_serve.servers.tools import WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import encode
-from gym_serve.testing.fixtures import Fixture, ToolCall
-from gym_serve.transports.http import session_headers, session_of
+from gym_serve.testing.client import Fixture, ToolCall
+from gym_serve.transports import session_headers, session_of
 from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import GymError, Rejected, Unavailable, error_class
 from gym_serve.types.exact import foreign_json

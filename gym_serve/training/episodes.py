@@ -26,7 +26,7 @@ from gym_serve.graph.classes import find_class
 from gym_serve.servers.base import Server
 from gym_serve.training.samples import TrainingSample, samples, verified
 from gym_serve.types.errors import GraphError, InvalidRequest, VerifierFailed
-from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout, failed_rollout
 

@@ -24,7 +24,7 @@ import yaml
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample, samples
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 
 __all__ = ["Generator", "experiment", "main", "output_of"]

@@ -27,7 +27,7 @@ from typing import Any
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 
 __all__ = ["generator", "group_rewards"]
 

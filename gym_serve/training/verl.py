@@ -25,7 +25,7 @@ from typing import Any
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample, fitted, samples
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout
 

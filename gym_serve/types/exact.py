@@ -1,10 +1,12 @@
-"""Reads JSON exactly: integers of any size, and texts with half of a surrogate pair.
+r"""Reads JSON exactly: integers of any size, and texts with half of a surrogate pair.
 
 orjson makes floats of integers beyond 64 bits; where there can be some, pydantic's parser reads them.
 
-A model can write half of a surrogate pair, and servers send it as an escape (``"\\ud83d"``), which no UTF-8
+A model can write half of a surrogate pair, and servers send it as an escape (``"\ud83d"``), which no UTF-8
 can hold. `lenient_json` reads it, and `mended` makes U+FFFD of it, or the character where both halves met;
 `Pieces` does so in streams. Bytes that are no UTF-8, as of a token that was cut in half, are U+FFFD at once.
+
+The arguments of a call as models write them: none at all, and nests that nobody could send on.
 """
 
 from __future__ import annotations
@@ -106,3 +108,25 @@ def _read(data: bytes) -> Any:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
+
+
+MAX_DEPTH = 100
+"""Levels of arguments that are read. Python's json gives up near 1,000, less what the stack has already."""
+
+_SCALAR = (str, int, float, type(None))
+
+
+def is_empty(arguments: Any) -> bool:
+    """Whether a call has no arguments: they are missing, a blank text or null, as for a tool without any."""
+    return arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null"))
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether a JSON value nests at most `MAX_DEPTH` levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for items in inner if not isinstance(items, _SCALAR) for item in items]
+        if not level:
+            return True
+    return False

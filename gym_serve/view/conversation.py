@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gym_serve.capture.conversation import prefixes
+from gym_serve.capture import prefixes
 from gym_serve.metrics import MASKED
 from gym_serve.types.requests import JSON
 from gym_serve.types.timeline import Timeline

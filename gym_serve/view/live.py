@@ -1,6 +1,6 @@
 """``/ui`` of a running graph: the viewer's page, for the episodes that run now.
 
-It has the files of `gym-serve view` and its rules (`gym_serve.view.security`): a model writes what is shown.
+It has the files of `gym-serve view` and its rules (`gym_serve.view.server`): a model writes what is shown.
 Which episodes run, and what stops one, the page asks the graph itself (``/episodes``, ``/pressure``). Here it
 gets one episode in the form that it draws. Below ``/ui/`` are the page, its files in ``static/``,
 ``api/rollout/{id}/0?known=...&from=...`` (an episode, with the items of its conversation from there on) and
@@ -17,15 +17,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from gym_serve.gateway.live_episodes import LiveEpisodesOfGraph
+from gym_serve.gateway.host import LiveEpisodesOfGraph
 from gym_serve.gateway.pages import Site
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import NotFound
 from gym_serve.types.requests import JSON
 from gym_serve.view.conversation import shown_rollout
 from gym_serve.view.facts import facts_of
-from gym_serve.view.security import HEADERS
-from gym_serve.view.server import STATIC, number_of
+from gym_serve.view.server import HEADERS, STATIC, number_of
 
 _FILES = StaticFiles(directory=STATIC)
 

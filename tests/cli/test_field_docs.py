@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field, create_model
 
-from gym_serve.cli.catalog_entries import field_docs
+from gym_serve.cli.catalog import field_docs
 
 
 class Base(BaseModel):

@@ -12,10 +12,10 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from gym_serve.cli import catalog_entries, local_ray, main
+from gym_serve.cli import catalog, local_ray, main
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.graph import load_graph
-from gym_serve.graph.shipped import FOLDER, graph_file
+from gym_serve.graph.classes import FOLDER, graph_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,9 +84,9 @@ def test_validate_list_and_up_tell_alike_what_is_missing(
     assert raised.exit_code == 1
     assert f"agents.agent: {told}" in raised.stderr
     point = EntryPoint("lacking", lacking, "gym_serve.agents")
-    monkeypatch.setattr(catalog_entries, "entry_points", lambda group: [point])
-    monkeypatch.setattr(catalog_entries, "find_class", lambda kind, name: Lacking)
-    (entry,) = catalog_entries.type_entries("agent")
+    monkeypatch.setattr(catalog, "entry_points", lambda group: [point])
+    monkeypatch.setattr(catalog, "find_class", lambda kind, name: Lacking)
+    (entry,) = catalog.type_entries("agent")
     assert entry.missing == told
 
 

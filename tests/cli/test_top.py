@@ -20,7 +20,7 @@ from support.upstream import ChatEndpoint
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
-from gym_serve.cli.top import page
+from gym_serve.cli.monitoring import page
 
 GRAPH = {"models": {"policy": {}}, "resources": {"math": {}}, "agents": {"agent": {}}}
 ENDPOINT = "http://10.0.0.1:8000/v1"

@@ -14,7 +14,7 @@ from gym_serve import BadRequest, Conflict, GraphError, Gym, NotFound, Unavailab
 from gym_serve.client import cluster, connection, deployed
 from gym_serve.client.core import Core
 from gym_serve.client.deployed import ClusterConnection
-from gym_serve.cluster import running as graph_running
+from gym_serve.cluster import reports as graph_running
 from gym_serve.cluster.deploy import GATEWAY
 from gym_serve.cluster.ownership import Claim, Ownership, Terms
 from gym_serve.cluster.serve_compat import RunningVersion

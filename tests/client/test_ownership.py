@@ -18,7 +18,7 @@ from gym_serve.client import deployed
 from gym_serve.client.connection import LocalConnection
 from gym_serve.client.core import Core
 from gym_serve.cluster import ownership
-from gym_serve.cluster import running as graph_running
+from gym_serve.cluster import reports as graph_running
 from gym_serve.cluster.deploy import GATEWAY
 from gym_serve.cluster.ingress import Description
 from gym_serve.cluster.ownership import Terms

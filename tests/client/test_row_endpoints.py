@@ -17,7 +17,7 @@ from support.upstream import ChatEndpoint
 
 from gym_serve import Gym, InvalidRequest, OperatorError
 from gym_serve.servers.transport import Call, encode
-from gym_serve.transports.http import HttpTransport
+from gym_serve.transports import HttpTransport
 from gym_serve.types.errors import EndpointMisconfigured
 from gym_serve.types.model_endpoint import ModelEndpoint, public_row
 

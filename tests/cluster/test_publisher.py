@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gym_serve.cluster.publishing import RayPublisher
+from gym_serve.cluster.serve_metrics import RayPublisher
 from gym_serve.observe.metrics import Counter, Gauge, Histogram
 
 

@@ -19,7 +19,7 @@ from gym_serve.cluster.routing.rpc import (
     NotDeliveredError,
 )
 from gym_serve.cluster.routing.rpc import listener as listener_module
-from gym_serve.cluster.routing.rpc.messages import LOAD, WINDOW, Notification, Outbox
+from gym_serve.cluster.routing.rpc.channel import LOAD, WINDOW, Notification, Outbox
 from gym_serve.servers.context import CALLER
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Conflict, DeadlineExceeded

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.waiting import until
 
-from gym_serve.deployments import retries
+from gym_serve.deployments import http_client
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.endpoints import hedged
 from gym_serve.deployments.openai_model import OpenAIModel
@@ -20,7 +20,7 @@ GONE = "http://127.0.0.1:9/v1"
 @pytest.fixture
 async def model_at(monkeypatch):
     """Makes a started model."""
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
     servers = []
 
     async def make(*urls, kind=ChatModel, **settings):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gym_serve.deployments.chat_streams import Whole
-from gym_serve.deployments.engine_model import EngineModel
+from gym_serve.deployments.token_model import EngineModel
 from gym_serve.observe.catalogue import POLICY_VERSION
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Call, encode

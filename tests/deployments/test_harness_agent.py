@@ -27,7 +27,7 @@ from gym_serve import (
 from gym_serve.deployments.harness_agent import HarnessAgent
 from gym_serve.deployments.http_client import HttpClient
 from gym_serve.servers.transport import Call
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import EndpointAccessDenied, GymError, Unavailable
 
 ROW = {"responses_create_params": {"input": "Count to two."}, "_ng_rollout_id": "7-0", "wanted": "two"}

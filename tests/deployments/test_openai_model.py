@@ -1,6 +1,6 @@
 import pytest
 
-from gym_serve.deployments import retries
+from gym_serve.deployments import http_client
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.types.errors import (
     BadRequest,
@@ -16,7 +16,7 @@ ASK = {"input": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 async def model(backend, monkeypatch):
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
     backend.replies = [ANSWER]
     server = OpenAIModel(
         base_url=backend.url,

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from gym_serve.deployments import retries
+from gym_serve.deployments import http_client
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.types.errors import BadRequest, EndpointAccessDenied, Overloaded, Unavailable
@@ -25,7 +25,7 @@ SAID = {
 @pytest.fixture
 def at(backend, monkeypatch):
     """Runs a model at the backend, below a path."""
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
 
     @asynccontextmanager
     async def running(path, kind=ChatModel, **settings):

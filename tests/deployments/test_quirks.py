@@ -13,13 +13,13 @@ from support.letters import LettersSglang
 from support.quirks import QUIRKS, handler
 from support.threaded import ThreadedServer
 
-from gym_serve.deployments import retries
+from gym_serve.deployments import http_client
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.judging import JudgeCalls, LabelJudge
 from gym_serve.servers import ModelClient, ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GymError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -64,7 +64,7 @@ def _of(empty: bool, output: list[Any]) -> str:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
 
 
 def test_there_are_many() -> None:

@@ -18,7 +18,7 @@ from gym_serve import (
 from gym_serve.deployments.refinement_agent import RefinementAgent
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.single_turn_agent import SingleTurnAgent
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "How much is 6 * 7?"}, "wanted": "42"}
 

@@ -24,7 +24,7 @@ from gym_serve import (
 )
 from gym_serve.deployments.remote_agent import RemoteAgent, rollout_of
 from gym_serve.servers.transport import Call
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import LONGEST_WAIT
 from gym_serve.types.model_endpoint import ModelEndpoint
 

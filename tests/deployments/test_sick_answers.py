@@ -17,13 +17,13 @@ from gym_serve import (
     Verdict,
     VerifyRequest,
 )
-from gym_serve.deployments import retries
+from gym_serve.deployments import http_client
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.judging import JudgeCalls, label_of
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import BadRequest, Unavailable
 
 JSON = dict[str, Any]
@@ -167,7 +167,7 @@ async def last_of(events: AsyncIterator[JSON]) -> JSON:
 @pytest.fixture
 async def ask(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Asks a model in front of the backend, with a method and a body, streamed or not."""
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
     started = []
 
     async def ask(kind: type[Any], method: str, body: JSON, *, streamed: bool, **settings: Any) -> Any:

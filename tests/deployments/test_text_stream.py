@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_serve.deployments.hf_engine.streams import TextStream
-from gym_serve.deployments.hf_engine.tool_calls import CALL_OPENING, split_calls
+from gym_serve.deployments.tokenizing import CALL_OPENING, split_calls
 
 _CALL = '<tool_call>{"name": "look"}</tool_call>'
 _PIECES = [_CALL, "<tool_call>", "</tool_call>", "<tool", " ", "\n", "STOP", "ST", "é🌦", "\ufffd", "a"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.deployments.token_prompts import continued_prompt
+from gym_serve.deployments.token_model import continued_prompt
 from gym_serve.types.errors import BadRequest
 
 _END = "$"

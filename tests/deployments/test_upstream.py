@@ -10,10 +10,10 @@ from support.letters import LettersSglang
 from support.threaded import ThreadedServer
 from yarl import URL
 
-from gym_serve.deployments import retries
+from gym_serve.deployments import http_client
 from gym_serve.deployments.chat_model import ChatModel
+from gym_serve.deployments.http_client import proxy_of
 from gym_serve.deployments.openai_model import OpenAIModel
-from gym_serve.deployments.proxies import proxy_of
 from gym_serve.servers.context import CallContext, time_limit, use
 from gym_serve.types.errors import (
     BadRequest,
@@ -35,7 +35,7 @@ KEY = "sk-very-secret"
 
 @pytest.fixture
 async def model(backend, monkeypatch):
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
     server = ChatModel(base_url=backend.url, model="m", api_key=KEY, max_retries=2)
     await server.start()
     yield server
@@ -136,9 +136,9 @@ async def test_the_key_is_a_bearer_token(model, backend):
     ("error", "seconds"), [(Overloaded("x", retry_after=7.0), 7.25), (Unavailable("x"), 0.25)]
 )
 def test_what_the_backend_asks_for_is_waited_in_addition(monkeypatch, error, seconds):
-    monkeypatch.setattr(retries.random, "uniform", lambda low, high: high)
-    monkeypatch.setattr(retries, "_PAUSE", 0.25)
-    assert retries.pause_after(error, 0) == seconds
+    monkeypatch.setattr(http_client.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.25)
+    assert http_client.pause_after(error, 0) == seconds
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ async def test_no_retry_begins_after_the_deadline(model, backend):
 @pytest.fixture
 async def any_model(backend, monkeypatch, model_type):
     """Of each type that shares the calls of this file."""
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
     server = MODELS[model_type](base_url=backend.url, model="m", max_retries=1)
     yield server
     await server.stop()
@@ -363,7 +363,7 @@ async def test_cancelling_closes_the_request(any_model, backend):
 
 
 async def test_an_endpoint_that_is_gone_is_passed_over(backend, monkeypatch):
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
     gone = "http://127.0.0.1:9/v1"
     server = ChatModel(base_url=[gone, backend.url], model="m", max_retries=1)
     await server.start()
@@ -471,7 +471,7 @@ async def test_a_prompt_that_does_not_fit_is_known_by_words_or_by_its_length(com
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 async def test_more_than_a_model_can_write_comes_from_a_broken_endpoint(backend, monkeypatch, status):
-    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.0)
     server = ChatModel(base_url=backend.url, model="m", max_retries=1, max_answer_mb=1)
     await server.start()
     backend.replies = [(status, b" " * (2**20 + 1))]

@@ -15,7 +15,7 @@ from gym_serve import (
 )
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 ASKING = {"role": "user", "content": "A table, please."}
 ROW: dict[str, Any] = {"responses_create_params": {"instructions": "Book tables.", "input": [ASKING]}}

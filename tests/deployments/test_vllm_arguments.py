@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gym_serve.deployments.vllm_engine import VLLMEngine, engine_args
-from gym_serve.deployments.vllm_engine.engine_args import command_line
+from gym_serve.deployments.vllm_engine import VLLMEngine, _vllm
+from gym_serve.deployments.vllm_engine._vllm import command_line
 from gym_serve.servers import Call, ServerRunner
 from gym_serve.types.errors import BadRequest
 
@@ -30,14 +30,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (package / "__init__.py").write_text("raise ImportError('not imported')")
     (package / "engine" / "arg_utils.py").write_text(_SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    engine_args.known_names.cache_clear()
+    _vllm.known_names.cache_clear()
     yield
-    engine_args.known_names.cache_clear()
+    _vllm.known_names.cache_clear()
 
 
 @pytest.mark.usefixtures("installed")
 def test_names_are_those_of_the_installed_vllm() -> None:
-    assert engine_args.known_names() == {"max_model_len", "enable_log_requests"}
+    assert _vllm.known_names() == {"max_model_len", "enable_log_requests"}
     assert VLLMEngine(model="m", engine_args={"max_model_len": 8})
     with pytest.raises(ValueError, match="no engine argument 'max_modellen'; did you mean 'max_model_len'"):
         VLLMEngine(model="m", engine_args={"max_modellen": 8, "_hidden": 1})

@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables import each
 
-from gym_serve.environments.code_gen.grading import extract_code, same_output, same_value
-from gym_serve.environments.code_gen.running import PRELUDE, UnitTests, decode
+from gym_serve.environments.code_gen.running import (
+    PRELUDE,
+    UnitTests,
+    decode,
+    extract_code,
+    same_output,
+    same_value,
+)
 from gym_serve.types.errors import InvalidRequest
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.environments import Bench, examples, said
 from support.tables import each
 
-from gym_serve.environments.genrm_compare import GenrmCompare
-from gym_serve.environments.genrm_compare.scoring import (
+from gym_serve.environments.genrm_compare import (
+    GenrmCompare,
     Scores,
     pairs_of,
     parse_scores,

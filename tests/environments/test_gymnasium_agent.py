@@ -9,7 +9,7 @@ pytest.importorskip("gymnasium", reason="needs the extra gymnasium")
 from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.environments.gymnasium import GymnasiumServer, Step
 from gym_serve.servers import EnvironmentClient, Operation, ServerRunner, VerifyRequest
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import Overloaded
 
 ROW = {"responses_create_params": {"input": "Count to three."}, "note": "kept"}

@@ -23,7 +23,7 @@ from gym_serve.environments.mcp import McpEnvironment, completed, offered, text_
 from gym_serve.environments.mcp.connection import McpSession
 from gym_serve.servers import EnvironmentClient, ModelClient, ServerRunner, Verdict, VerifyRequest
 from gym_serve.servers.transport import text_as_json
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed, Unavailable
 
 WAREHOUSE: dict[str, Any] = {"command": ["python", "-m", "gym_serve.environments.mcp.warehouse"]}

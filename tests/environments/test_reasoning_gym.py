@@ -186,10 +186,10 @@ async def test_an_expression_has_only_what_is_allowed(code: str) -> None:
 
 async def test_the_scoring_process_runs_no_text() -> None:
     """The second barrier: whatever a verifier may call, once an answer is there."""
-    from gym_serve.environments.reasoning_gym import scoring
+    from gym_serve.environments.reasoning_gym import PRELUDE
     from gym_serve.sandbox import Limits, PlainProcess, SandboxedPython
 
-    python = SandboxedPython(PlainProcess(), Limits(memory_bytes=2 << 30), scoring.PRELUDE)
+    python = SandboxedPython(PlainProcess(), Limits(memory_bytes=2 << 30), PRELUDE)
     await python.start()
     try:
         for attempt in ("eval('1 + 1')", "exec('1')", "__import__('os').system('true')", "sympy.S('x + 1')"):

@@ -16,7 +16,7 @@ from support.environments import Bench, called, examples, said
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.environments.reward_model import RewardModel, conversation_of, read_score
 from gym_serve.servers import Call, ModelClient, ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound, Unavailable, VerifierFailed
 
 ROW = {"responses_create_params": {"input": "Hi?", "instructions": "Be kind."}}

@@ -16,7 +16,7 @@ pytest.importorskip("reasoning_gym", reason="needs the extra reasoning_gym")
 from gym_serve import EnvironmentClient, ModelClient, ServerRunner
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.graph.classes import find_class
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 NEEDS_A_SERVER = {"mcp", "reward_model"}
 GUESSED = {"gymnasium"}  # the policy has no script for it

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, examples, said
 
-from gym_serve.environments.string_match import StringMatch
-from gym_serve.environments.string_match.grading import NEAR, ExtractionMode, extract, similarity
+from gym_serve.environments.string_match import NEAR, ExtractionMode, StringMatch, extract, similarity
 
 MODES: tuple[ExtractionMode, ...] = ("boxed", "final_answer", "last_line", "full_response")
 

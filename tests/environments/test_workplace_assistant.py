@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.environments import Bench, called, folder_of
 
 from gym_serve.environments.workplace_assistant import WorkplaceAssistant
-from gym_serve.environments.workplace_assistant.office import Office, differing_tables
+from gym_serve.environments.workplace_assistant.tools import Office, differing_tables
 from gym_serve.types.errors import InvalidRequest, Rejected, ToolFailed
 
 DATA = folder_of(WorkplaceAssistant) / "data"

@@ -13,9 +13,9 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.assembly.ingress import ThisProcess
+from gym_serve.assembly import ThisProcess
 from gym_serve.cluster import deploy, ingress
-from gym_serve.gateway import api_docs, docs_page, pages, wire
+from gym_serve.gateway import api_docs, pages, wire
 from gym_serve.gateway.gateway import Gateway
 from gym_serve.gateway.pages import Page
 from gym_serve.gateway.wire import find_route
@@ -349,7 +349,7 @@ def test_definitions_of_the_same_name_do_not_meet_in_the_document() -> None:
 
 def test_nothing_of_a_graph_is_markup_on_the_page() -> None:
     markup = {"x": Node("x", "model", "<script>")}
-    assert "<script>" not in docs_page.page(api_docs.openapi("", markup, {"x": None}))
+    assert "<script>" not in pages.reference(api_docs.openapi("", markup, {"x": None}))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from support.watched import Held
 from gym_serve.cluster.reports import AgentReplicas
 from gym_serve.cluster.routing.admission import Admission
 from gym_serve.cluster.routing.rpc import Address, Listener
-from gym_serve.gateway.live_episodes import LiveEpisodesOfGraph
+from gym_serve.gateway.host import LiveEpisodesOfGraph
 from gym_serve.graph.spec import Node
 from gym_serve.servers import live as live_module
 from gym_serve.servers.transport import Call, Reply

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_serve.gateway.stats import pressure
+from gym_serve.gateway.host import pressure
 
 
 def replica(**counts: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from support.local_site import ROOT, local_site
 from support.waiting import until
 
-from gym_serve.gateway import access, sign_in
+from gym_serve.gateway import access, pages
 from gym_serve.types.errors import Overloaded
 
 TOKEN, OLD = "a-token/with+signs=ä", "an-older-one"
@@ -72,15 +72,15 @@ async def test_a_wrong_token_is_told_and_logged_without_it(
 
 
 async def test_guessing_tokens_is_slow(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sign_in, "_WRONG_SECONDS", 3600.0)
-    guesses = [asyncio.create_task(signed_in(http, f"guess {n}")) for n in range(sign_in._MOST_WRONG)]
-    await until(lambda: sum(sign_in._wrong.values()) == sign_in._MOST_WRONG)
+    monkeypatch.setattr(pages, "_WRONG_SECONDS", 3600.0)
+    guesses = [asyncio.create_task(signed_in(http, f"guess {n}")) for n in range(pages._MOST_WRONG)]
+    await until(lambda: sum(pages._wrong.values()) == pages._MOST_WRONG)
     assert (await signed_in(http, TOKEN)).status_code == Overloaded.status  # the right one tells no more
     assert not any(guess.done() for guess in guesses)
     for guess in guesses:
         guess.cancel()
     await asyncio.gather(*guesses, return_exceptions=True)
-    await until(lambda: not sign_in._wrong)
+    await until(lambda: not pages._wrong)
     assert (await signed_in(http, TOKEN)).status_code == 303
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gym_serve import Gym
-from gym_serve.gateway.stats import merged, stats
+from gym_serve.gateway.host import merged, stats
 from gym_serve.observe import cpu
 from gym_serve.observe.catalogue import CPU_SECONDS
 from gym_serve.observe.cpu import OTHER, CallMeter, OtherCpu, measured_in_thread, stage_of

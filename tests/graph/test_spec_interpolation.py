@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables import each
 
-from gym_serve.graph.interpolation import Variables, environment, has_literal
+from gym_serve.graph.loading import Variables, environment, has_literal
 from gym_serve.types.errors import GraphError
 
 ENV = {"HOST": "h", "PORT": "80", "EMPTY": "", "ODD": "${HOST}"}

@@ -16,7 +16,7 @@ from support.http_servers import Shop, ToldModel
 from support.in_process import serving
 
 from gym_serve import Gym
-from gym_serve.gateway import docs_page
+from gym_serve.gateway import pages
 from gym_serve.graph import resolve
 from gym_serve.graph.spec import GraphSpec
 
@@ -183,7 +183,7 @@ def test_a_hostile_path_stays_a_word_of_its_command() -> None:
         "servers": [{"url": "/"}],
         "security": [{"token": []}],
     }
-    (command,) = re.findall(r"<pre class=command>(.*?)</pre>", docs_page.page(document))
+    (command,) = re.findall(r"<pre class=command>(.*?)</pre>", pages.reference(document))
     words = shlex.split(html.unescape(command))
     assert words == ["curl", "-s", f"$URL{path}", "-H", "Authorization: Bearer $GYM_TOKEN"]
 

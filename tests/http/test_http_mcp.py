@@ -18,7 +18,7 @@ from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult
 from starlette.requests import Request
 from support.http_servers import SECRET, Shop
 
-from gym_serve.assembly.ingress import ThisProcess
+from gym_serve.assembly import ThisProcess
 from gym_serve.gateway.gateway import Gateway
 from gym_serve.gateway.mcp_endpoint import McpExchange
 from gym_serve.graph.spec import Graph, Node

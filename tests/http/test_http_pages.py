@@ -14,7 +14,7 @@ import yaml
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from support.http_servers import SECRET
 
-from gym_serve.gateway.html_pages import home
+from gym_serve.gateway.pages import home
 from gym_serve.graph.spec import Node
 
 

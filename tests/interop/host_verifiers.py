@@ -13,7 +13,7 @@ from support.environments import Scripted, called
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.interop.verifiers import Tasks, Verifiers
 from gym_serve.servers import Call, EnvironmentClient, ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GraphError
 
 

@@ -36,10 +36,11 @@ from aiohttp import web
 from nemo_gym.config_types import BaseServerConfig
 from omegaconf import OmegaConf
 
-from gym_serve.assembly.local import LocalGraph
+from gym_serve.assembly import LocalGraph
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
-from gym_serve.interop.nemo_gym import conversion, import_config
+from gym_serve.interop import nemo_gym
+from gym_serve.interop.nemo_gym import import_config
 from gym_serve.interop.nemo_gym.construction import with_secrets
 from gym_serve.interop.nemo_gym.hosting import _complete  # a field that openai came to require
 from gym_serve.servers import EnvironmentClient, ModelServer
@@ -198,7 +199,7 @@ def graph_of(name):
     Returns:
         the graph, and the name of the server in it.
     """
-    own, problems = conversion.find_type, []
+    own, problems = nemo_gym.find_type, []
     model = {"base_url": "http://judge/v1", "api_key": "x", "model": "x"}
 
     def find_type(kind, implementation):
@@ -218,7 +219,7 @@ def graph_of(name):
 
     for file in sorted((FOLDER / name / "configs").glob(CONFIGS.get(name, "*.yaml"))):
         try:
-            with patch.object(conversion, "find_type", find_type):
+            with patch.object(nemo_gym, "find_type", find_type):
                 found = imported(file)
         except GymError as error:
             problems.append(f"{file.name}: {error.message}")

@@ -22,7 +22,7 @@ from safetensors.torch import load
 from support.packed_attention import varlen_attention
 
 from gym_serve import Gym
-from gym_serve.deployments.engine_model import EngineModel
+from gym_serve.deployments.token_model import EngineModel
 from gym_serve.deployments.tokenizing import Generation, TokenizingModel
 from gym_serve.training.trl import RolloutWorker, dataset, rollout_func, rollout_reward
 

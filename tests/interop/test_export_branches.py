@@ -8,8 +8,7 @@ from support.export_cases import RETRY, SUBAGENT, bundle, captured, episode, res
 
 from gym_serve.capture import CallTree, trajectories_of
 from gym_serve.interop.export import FORMATS, NotExportable, Rollout, export
-from gym_serve.interop.export.chat_data import trl_tokens
-from gym_serve.interop.export.chat_messages import conversation
+from gym_serve.interop.export.chat_messages import conversation, trl_tokens
 from gym_serve.interop.export.token_data import nemo_rl_record
 from gym_serve.interop.export.traces import atif_trajectory, verifiers_episode
 from gym_serve.types.protocols import TOKEN_KEYS

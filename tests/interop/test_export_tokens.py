@@ -3,7 +3,7 @@ from hypothesis import given
 from support.export_cases import bundle, call, episode, episodes, returned, rollout, said
 
 from gym_serve.interop.export import NotExportable, Rollout
-from gym_serve.interop.export.chat_data import trl_tokens
+from gym_serve.interop.export.chat_messages import trl_tokens
 from gym_serve.interop.export.token_data import nemo_rl_record
 from gym_serve.training.rollout import token_turns
 from gym_serve.training.samples import sample_of

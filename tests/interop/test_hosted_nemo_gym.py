@@ -16,7 +16,7 @@ from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.interop.nemo_gym.construction import GraphServers, ServerAnswer, with_paths
 from gym_serve.interop.nemo_gym.hosting import NemoGym, tool_path
 from gym_serve.servers import Call, EnvironmentClient, ModelClient, Reply, ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import (
     GraphError,
     InvalidRequest,

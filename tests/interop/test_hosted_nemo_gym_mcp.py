@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from support.environments import Bench, said
 
-from gym_serve.interop.nemo_gym.asgi import session_headers
+from gym_serve.interop.nemo_gym.construction import session_headers
 from gym_serve.interop.nemo_gym.hosting import NemoGym
 from gym_serve.servers import Call
 from gym_serve.types.errors import GraphError

@@ -15,7 +15,7 @@ from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.interop.openenv import OpenEnv, action_in, observation_text, text_field, tool_result
 from gym_serve.servers import Call, EnvironmentClient, ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import (
     GraphError,
     InvalidRequest,

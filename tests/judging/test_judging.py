@@ -30,7 +30,7 @@ from gym_serve.judging import (
     verdict_in,
     whole_text,
 )
-from gym_serve.judging.prompts import labels_in
+from gym_serve.judging.calls import labels_in
 from gym_serve.observe.catalogue import JUDGE_CALLS
 from gym_serve.servers import ResourcesServer
 from gym_serve.types.errors import BadRequest, InvalidRequest, Overloaded, VerifierFailed

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gym_serve.metrics.aggregator import mean_over_tasks
 from gym_serve.metrics.estimators import (
     MAX_CLUSTERS,
     Clusters,
@@ -21,7 +22,6 @@ from gym_serve.metrics.estimators import (
     spread_curve,
     stdev,
 )
-from gym_serve.metrics.summary import mean_over_tasks
 
 binary = st.lists(st.sampled_from([0, 1, 0.0, 1.0]), min_size=1, max_size=8)
 reals = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)

@@ -12,7 +12,7 @@ from gym_serve.metrics import (
     SummaryRow,
     summarize,
 )
-from gym_serve.metrics.summary import mean_of
+from gym_serve.metrics.aggregator import mean_of
 
 
 def test_rows_of_two_environments() -> None:

@@ -21,7 +21,7 @@ from support.in_process import serving
 from support.processes import children_titled
 
 from gym_serve import Gym, ModelServer, ServerRunner, load_graph, resolve
-from gym_serve.cluster.publishing import PUBLISH_SECONDS
+from gym_serve.cluster.serve_metrics import PUBLISH_SECONDS
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.observe.catalogue import METRICS, RolloutMeter
 from gym_serve.servers.transport import Call, encode

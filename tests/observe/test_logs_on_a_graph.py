@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gym_serve import Gym
 from gym_serve.cli import lifecycle, local_ray, main
-from gym_serve.cluster.node_logs import NodeLogs
+from gym_serve.cluster.reports import NodeLogs
 
 SERVERS = [
     ("logged", server)

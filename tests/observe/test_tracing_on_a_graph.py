@@ -16,7 +16,7 @@ from support.collector import Collector, Received, tree
 from support.traced import ROW, TREE, graph
 
 from gym_serve import Gym
-from gym_serve.cluster.node_logs import NodeLogs
+from gym_serve.cluster.reports import NodeLogs
 from gym_serve.observe import tracing
 
 EDGES = ("replica", "inline", "http")

@@ -13,7 +13,7 @@ from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.rollouts import Backoff, Expansion, RunnerOptions, expand, jobs_of, stream
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.runner import ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 ROW = {"responses_create_params": {"input": "How is the weather in Paris?"}}
 

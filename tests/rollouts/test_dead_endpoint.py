@@ -11,12 +11,12 @@ from support.rollouts import FakeBackend, read_jsonl, row
 
 from benchmarks.loopback import Behaviour, run_model_server
 from gym_serve import AgentClient, EnvironmentClient, ModelClient, ServerRunner
-from gym_serve.deployments import retries
+from gym_serve.deployments import http_client
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.rollouts import Collection, Expansion, Progress, RunnerOptions, collect
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 ROLLOUTS = 90
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
@@ -28,7 +28,7 @@ def weather_row(number: int) -> dict[str, Any]:
 
 
 async def test_no_rollout_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_PAUSE", 0.01)
+    monkeypatch.setattr(http_client, "_PAUSE", 0.01)
     with ExitStack() as stack:
         behaviour = Behaviour(turns=2, latency_ms=5)
         servers = [stack.enter_context(run_model_server(behaviour)) for _ in range(3)]

@@ -9,8 +9,8 @@ import pytest
 from support.rollouts import JSON, FakeAgent, collection, rows
 
 from gym_serve.metrics import MetricSpec, Score, aggregate_metrics
-from gym_serve.rollouts import Outputs, collect, run_metrics
-from gym_serve.rollouts.run_metrics import summarize_run
+from gym_serve.rollouts import Outputs, collect, progress
+from gym_serve.rollouts.progress import summarize_run
 from gym_serve.types.errors import BadRequest, Unavailable
 
 SPEC = MetricSpec(scores=(Score("accuracy"),))
@@ -45,7 +45,7 @@ async def test_asking_and_computing_give_the_same(outputs: Outputs) -> None:
 
 async def test_many_rollouts_are_not_sent_around(outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = await summarize_run(outputs, in_the_graph)
-    monkeypatch.setattr(run_metrics, "MAX_ROLLOUTS_SENT", 3)
+    monkeypatch.setattr(progress, "MAX_ROLLOUTS_SENT", 3)
 
     async def aggregate(agent: str, rollouts: list[JSON]) -> JSON:
         raise AssertionError("nobody asks")
@@ -68,10 +68,10 @@ async def nonsense(agent: str, rollouts: list[JSON]) -> Any:
 
 @pytest.mark.parametrize("aggregate", [never, broken, nonsense])
 async def test_an_agent_that_gives_no_metrics_costs_none(
-    outputs: Outputs, aggregate: run_metrics.Aggregate, monkeypatch: pytest.MonkeyPatch
+    outputs: Outputs, aggregate: progress.Aggregate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed = await summarize_run(outputs, None, lambda agent: SPEC)
-    monkeypatch.setattr(run_metrics, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "_ANSWER_SECONDS", 0.05)
     assert await summarize_run(outputs, aggregate, lambda agent: SPEC) == computed
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from benchmarks.staleness import Row, simulate
-from gym_serve.rollouts.staleness import Place, StalenessBook, Straddle, StreamOptions
+from gym_serve.rollouts.grouping import Place, StalenessBook, Straddle, StreamOptions
 from gym_serve.types.errors import InvalidRequest
 
 UNTRAINED = 10**9

@@ -23,7 +23,7 @@ from gym_serve import (
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.servers.context import current
 from gym_serve.servers.transport import Call, encode
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
 
 

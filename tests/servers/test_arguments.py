@@ -14,7 +14,7 @@ from gym_serve import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.rollouts.files import RecordFile, read_records
 from gym_serve.servers import EnvironmentClient, ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols.messages import tool_input
 

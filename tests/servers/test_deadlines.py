@@ -14,8 +14,8 @@ from gym_serve import Gym, ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.servers import Call, EnvironmentClient, ModelServer, ServerRunner
 from gym_serve.servers.context import with_verdict, without_verdict
-from gym_serve.servers.pulse import PULSE
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.servers.runner import PULSE
+from gym_serve.transports import InlineTransport
 
 ROW = {"responses_create_params": {"input": "go"}}
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gym_serve.servers.context import time_limit
-from gym_serve.servers.gate import Gate
+from gym_serve.servers.model import Gate
 from gym_serve.types.errors import Unavailable
 
 

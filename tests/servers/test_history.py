@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from support.environments import Scripted, called
 
 from gym_serve import ResourcesServer, Verdict, VerifyRequest, tool
-from gym_serve.deployments.scripted_refusals import check_body
+from gym_serve.deployments.scripted_model import check_body
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.servers import EnvironmentClient, ServerRunner
 from gym_serve.servers.history import History, safe_arguments, safe_name
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import BadRequest, EndpointMisconfigured, GymError, InvalidRequest, Unavailable
 
 ROW = {"responses_create_params": {"input": "go"}}

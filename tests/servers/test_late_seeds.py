@@ -14,8 +14,7 @@ from gym_serve.cluster.routing.rpc import Channel, Listener
 from gym_serve.servers.clients import EnvironmentClient
 from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.transport import Call
-from gym_serve.transports.http import HttpTransport
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import HttpTransport, InlineTransport
 from gym_serve.types.errors import DeadlineExceeded
 
 SECONDS = 0.3  # of a seed

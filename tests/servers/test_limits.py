@@ -12,7 +12,7 @@ from support.environments import Scripted
 from gym_serve import EnvironmentClient, ResourcesServer, ServerRunner, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.servers.episode import shortened, written_bytes
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 ROW = {"responses_create_params": {"input": "go"}}
 TOKENS = {"prompt_token_ids": [1], "generation_token_ids": [2, 3], "generation_log_probs": [-0.1, -0.2]}

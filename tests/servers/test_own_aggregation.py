@@ -6,7 +6,7 @@ import pytest
 
 from gym_serve import ResourcesServer, ServerRunner, Verdict, VerifyRequest
 from gym_serve.servers import EnvironmentClient
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.requests import JSON
 
 SCORED = [{"_ng_task_index": task, "_ng_rollout_index": 0, "reward": 1.0} for task in range(2)]

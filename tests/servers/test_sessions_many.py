@@ -13,7 +13,7 @@ from gym_serve import ResourcesServer, ServerRunner, Verdict, VerifyRequest, too
 from gym_serve.cluster.routing.failover import FailoverTransport
 from gym_serve.servers.sessions import OpenSession
 from gym_serve.servers.transport import Call
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GymError
 
 SESSIONS = 20_000

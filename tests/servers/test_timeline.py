@@ -25,7 +25,7 @@ from gym_serve import (
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.observe.timeline import Recorder
 from gym_serve.servers.transport import Call, Reply
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.timeline import TIMELINE_FIELD, Step, Timeline
 

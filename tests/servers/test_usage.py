@@ -24,7 +24,7 @@ from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
 from gym_serve.rollouts import Backoff
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.servers.usage import UsageMeter
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import Unavailable
 
 

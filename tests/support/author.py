@@ -7,7 +7,7 @@ from typing import Any
 
 from gym_serve import AgentServer, EnvironmentClient, Episode, ModelServer, ResourcesServer, Unavailable
 from gym_serve.servers import ModelClient, ServerRunner
-from gym_serve.transports.inline import InlineTransport
+from gym_serve.transports import InlineTransport
 
 
 class Careless(ResourcesServer):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gym_serve.deployments.token_prompts import without_tokens
+from gym_serve.deployments.token_model import without_tokens
 from gym_serve.types.protocols import ChunkJoiner, completion_tokens, responses_to_chat
 from support.waiting import until
 

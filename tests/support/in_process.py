@@ -16,8 +16,7 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from gym_serve.assembly.ingress import listen, local_gateway
-from gym_serve.assembly.local import LocalGraph
+from gym_serve.assembly import LocalGraph, listen, local_gateway
 from gym_serve.gateway.gateway import Gateway
 from gym_serve.graph.spec import Graph
 

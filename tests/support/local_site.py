@@ -12,8 +12,7 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from gym_serve.assembly.ingress import local_gateway
-from gym_serve.assembly.local import LocalGraph
+from gym_serve.assembly import LocalGraph, local_gateway
 from gym_serve.gateway.gateway import Gateway
 from gym_serve.graph import GraphSpec, resolve
 

@@ -13,7 +13,7 @@ import orjson
 
 from gym_serve.rollouts import Backoff, Collection, Expansion, RolloutBackend, RunnerOptions
 from gym_serve.rollouts.groups import Compare
-from gym_serve.rollouts.run_metrics import Aggregate
+from gym_serve.rollouts.progress import Aggregate
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import GymError
 

@@ -15,7 +15,7 @@ from gym_serve.graph import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.observe.timeline import Recorder
 from gym_serve.servers.transport import Reply
-from gym_serve.transports.http_notes import HEADER, split_notes, with_notes
+from gym_serve.transports import NOTES_HEADER, split_notes, with_notes
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.timeline import Step, Timeline
 
@@ -112,10 +112,10 @@ def test_judges_are_in_the_timeline_also_where_their_environment_is_at_a_url(url
 def test_who_does_not_ask_gets_no_notes(url: str) -> None:
     body = {**ROW, "response": {"output": []}}
     plain = httpx.post(f"{url}/env/verify", json=body)
-    assert HEADER not in plain.headers
+    assert NOTES_HEADER not in plain.headers
     assert plain.json() == {**body, "reward": 1.0, "model_usage": plain.json()["model_usage"]}
-    asked = httpx.post(f"{url}/env/verify", json=body, headers={HEADER: "1"})
-    size = int(asked.headers[HEADER])
+    asked = httpx.post(f"{url}/env/verify", json=body, headers={NOTES_HEADER: "1"})
+    size = int(asked.headers[NOTES_HEADER])
     assert asked.content[:-size] == plain.content
     assert LONG in asked.text
 
@@ -135,7 +135,7 @@ def read(told: Any, body: bytes = b"{}") -> tuple[bytes, Any]:
 def test_notes_arrive_as_they_were_told() -> None:
     told = {**notes(), "replica": "r1", "queued": 7, "endpoint": "http://e", "retries": 1, "ttft": 5}
     content, headers = with_notes(Reply(200, b'"a tool"', notes={**told, "usage": {}, "unknown": 1}))
-    assert split_notes(content, headers[HEADER], 1.0) == (b'"a tool"', told)
+    assert split_notes(content, headers[NOTES_HEADER], 1.0) == (b'"a tool"', told)
     assert with_notes(Reply(200, b"{}", notes={"usage": {}})) == (b"{}", {})
 
 
@@ -199,7 +199,7 @@ def test_too_many_texts_are_left_out() -> None:
         asked = {"messages": [{"role": "user", "content": "x" * 200_000}]}
         recorder.add_model_call("verify", 0.0, "judge", {"choices": []}, asked=asked)
     content, headers = with_notes(Reply(200, b"{}", notes={"model_calls": recorder.take()}))
-    body, believed = split_notes(content, headers[HEADER], 1e9)
+    body, believed = split_notes(content, headers[NOTES_HEADER], 1e9)
     assert body == b"{}"
     assert believed is not None
     agent = Recorder()

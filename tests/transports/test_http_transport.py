@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from gym_serve.servers.transport import Call
-from gym_serve.transports.http import HttpTransport
+from gym_serve.transports import HttpTransport
 from gym_serve.types.errors import NotFound, Unavailable
 
 # Word for word what the proxy of Ray 2.60 answers before it knows any application.

@@ -15,10 +15,10 @@ from view.made import failed, rollout, write
 from gym_serve.rollouts.files import RecordFile
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.view import sources
-from gym_serve.view.costs import recorded_prices
 from gym_serve.view.index import Indexer, database_of, drop_stale
 from gym_serve.view.server import runs_json
 from gym_serve.view.sources import RunFiles, find_runs
+from gym_serve.view.statistics import recorded_prices
 from gym_serve.view.view import View
 
 LINES = b"".join(orjson.dumps(rollout(task, 0)) + b"\n" for task in range(50))

@@ -26,7 +26,7 @@ from support.watched import Held
 from view.browser import NARROW, SIZES, visit
 from view.hostile import IMAGE, LINK, MIXED, REMOTE, SVG
 
-from gym_serve.assembly.ingress import ThisProcess
+from gym_serve.assembly import ThisProcess
 from gym_serve.graph import GraphSpec, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,9 +12,9 @@ from support.local_site import ROOT, local_site
 from support.watched import Held
 from view.hostile import hostile
 
-from gym_serve.gateway.live_episodes import LiveEpisodesOfGraph
+from gym_serve.gateway.host import LiveEpisodesOfGraph
 from gym_serve.view.facts import top_level
-from gym_serve.view.security import CONTENT_POLICY
+from gym_serve.view.server import CONTENT_POLICY
 
 JSON = dict[str, Any]
 

@@ -21,8 +21,7 @@ from gym_serve.rollouts.analysis import Comparison, RunScores
 from gym_serve.rollouts.journal import Header
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.view.costs import parse_price
-from gym_serve.view.statistics import compare_runs, read_summary
+from gym_serve.view.statistics import compare_runs, parse_price, read_summary
 from gym_serve.view.view import View
 
 

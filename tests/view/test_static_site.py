@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from view.made import failed, rollout, write
 
 from gym_serve.cli import main
-from gym_serve.view import export
+from gym_serve.view import serving
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_a_site(tmp_path: Path) -> None:
 def test_what_cannot_be_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, problem: str
 ) -> None:
-    monkeypatch.setattr(export, "MOST_EXPORTED", 2)
+    monkeypatch.setattr(serving, "MOST_EXPORTED", 2)
     path = write(tmp_path / "out.jsonl", [rollout(task, 0) for task in range(3)])
     done = CliRunner().invoke(main, ["view", str(path), "--export", str(tmp_path / "site"), "--where", where])
     assert done.exit_code == 1

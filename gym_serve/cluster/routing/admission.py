@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from itertools import count
 
-from gym_serve.assembly.own_episodes import QueuedCall
+from gym_serve.assembly import QueuedCall
 from gym_serve.cluster.routing.rpc import QueueFullError
 from gym_serve.servers.context import closing
 from gym_serve.servers.transport import Call, Reply

@@ -15,15 +15,24 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from gym_serve.graph.spec import nearest
-from gym_serve.interop.export.accounting import Dropped, ExportReport, Records, each, whole
-from gym_serve.interop.export.chat_data import (
+from gym_serve.interop.export.chat_messages import (
     openrlhf_rollout,
     openrlhf_schema,
     sft_record,
     trl_records,
     trl_schema,
 )
-from gym_serve.interop.export.files import Sink, json_files, json_lines, parquet
+from gym_serve.interop.export.files import (
+    Dropped,
+    ExportReport,
+    Records,
+    Sink,
+    each,
+    json_files,
+    json_lines,
+    parquet,
+    whole,
+)
 from gym_serve.interop.export.token_data import nemo_rl_record, verl_records, verl_schema
 from gym_serve.interop.export.traces import atif_trajectory, verifiers_episode
 from gym_serve.training.rollout import NotExportable, Rollout

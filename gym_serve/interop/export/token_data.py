@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 import orjson
 
-from gym_serve.interop.export.accounting import ExportReport, each, whole
 from gym_serve.interop.export.chat_messages import answer_of, conversation, prompt_messages, with_placeholders
-from gym_serve.interop.export.files import Seen, exact_type, message_list, pyarrow
+from gym_serve.interop.export.files import ExportReport, Seen, each, exact_type, message_list, pyarrow, whole
 from gym_serve.training.rollout import NotExportable, Rollout, token_turns
 from gym_serve.training.samples import sample_of
 from gym_serve.types.protocols import TOKEN_KEYS, ReasoningForm

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_serve.graph.interpolation import closing_brace
-from gym_serve.graph.loading import read_yaml
+from gym_serve.graph.loading import closing_brace, read_yaml
 from gym_serve.graph.spec import nearest
 from gym_serve.types.errors import GraphError, InvalidRequest
 

@@ -22,8 +22,15 @@ import httpx
 import orjson
 from pydantic import BaseModel, Field, SecretStr
 
-from gym_serve.interop.nemo_gym.asgi import Answer, AsgiApp, McpTools, session_headers
-from gym_serve.interop.nemo_gym.construction import GraphServers, make_server, with_secrets
+from gym_serve.interop.nemo_gym.construction import (
+    Answer,
+    AsgiApp,
+    GraphServers,
+    McpTools,
+    make_server,
+    session_headers,
+    with_secrets,
+)
 from gym_serve.servers import Operation, Reply, ResourcesServer
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.sessions import SessionCall

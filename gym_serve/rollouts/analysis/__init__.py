@@ -3,10 +3,12 @@ are read as a stream; only the numbers of a rollout are kept.
 """
 
 from gym_serve.rollouts.analysis.comparison import Comparison, Estimate, RunScores, TaskDifference
-from gym_serve.rollouts.analysis.profile import BUCKETS, RewardProfile, TaskProfile
 from gym_serve.rollouts.analysis.reading import (
+    BUCKETS,
     Asked,
+    RewardProfile,
     TaskKey,
+    TaskProfile,
     prompts_of_tasks,
     read_asked,
     read_rollouts,

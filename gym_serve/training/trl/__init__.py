@@ -11,9 +11,8 @@
 `AsyncGRPOTrainer`.
 """
 
-from gym_serve.training.trl.asynchronous import RolloutWorker
 from gym_serve.training.trl.environments import environment_factory, environment_reward
-from gym_serve.training.trl.rollouts import dataset, rollout_func, rollout_reward
+from gym_serve.training.trl.rollouts import RolloutWorker, dataset, rollout_func, rollout_reward
 
 __all__ = [
     "RolloutWorker",

@@ -16,8 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from gym_serve.cluster.routing.rpc.channel import QueueFullError
-from gym_serve.cluster.routing.rpc.messages import (
+from gym_serve.cluster.routing.rpc.channel import (
     CANCEL,
     FULL,
     LOAD,
@@ -27,6 +26,7 @@ from gym_serve.cluster.routing.rpc.messages import (
     Notification,
     Outbox,
     Part,
+    QueueFullError,
     Request,
     Response,
     StreamRequest,

@@ -1,26 +1,35 @@
-"""The HTTP transport: any URL with the routes of docs/formats.md (another cluster, NeMo Gym)."""
+"""The transports that need no Ray: HTTP, to any URL with the routes of docs/formats.md, and inline.
+
+Between two graphs of gym_serve, notes of a reply (`gym_serve.observe.timeline`) cross as well. Who wants
+them sends the header `NOTES_HEADER`; anybody else gets the answer that the formats define. The notes
+follow the body, as JSON, and the answer's `NOTES_HEADER` is their length in bytes: a header would be too
+short for the prompts of judges, and a key in the body would change what a model reads of a tool. The
+server at a URL may be anybody's, so it is believed, within limits, what it tells of its own call: no step
+outside of it, and none that only an agent makes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import httpx
+import msgspec
 import orjson
 
+from gym_serve.observe.timeline import MODEL_CALLS, QUEUED, TTFT, microseconds
 from gym_serve.servers.context import patience
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
-from gym_serve.servers.runner import GETS
+from gym_serve.servers.runner import GETS, ServerRunner
 from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools, is_tool_name
 from gym_serve.servers.transport import Call, Reply, encode
-from gym_serve.transports import http_notes
 from gym_serve.types.errors import (
     DeadlineExceeded,
     EndpointMisconfigured,
@@ -31,6 +40,102 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 from gym_serve.types.model_endpoint import MODEL_FIELD
+from gym_serve.types.timeline import ModelStep
+
+NOTES_HEADER = "x-gym-notes"
+NOTES_WANTED = "1"
+"""The value of `NOTES_HEADER` in a request."""
+
+_LARGEST = 4 * 2**20  # bytes
+_TEXTS = ("prompt", "answer")
+
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Url = Annotated[str, msgspec.Meta(max_length=2048)]
+_Microseconds = Annotated[int, msgspec.Meta(ge=0, le=10**13)]
+
+
+class _Calls(msgspec.Struct):
+    """Model calls that a server made; see `Recorder.take`."""
+
+    age: _Microseconds
+    servers: list[_Name]
+    endpoints: list[_Url]
+    steps: list[ModelStep]
+
+
+class _Notes(msgspec.Struct, omit_defaults=True):
+    replica: _Name | None = None
+    queued: _Microseconds | None = None
+    endpoint: _Url | None = None
+    retries: _Microseconds | None = None
+    ttft: _Microseconds | None = None
+    model_calls: _Calls | None = None
+
+
+def with_notes(reply: Reply) -> tuple[bytes, dict[str, str]]:
+    """The content of an answer, with the notes of the reply behind it, and the header that says so.
+
+    The texts of judges are left out where there are too many of them.
+    """
+    notes = {key: value for key, value in (reply.notes or {}).items() if key in _Notes.__struct_fields__}
+    header = encode(notes)
+    if len(header) > _LARGEST and MODEL_CALLS in notes:
+        calls = notes[MODEL_CALLS]
+        steps = [_without_texts(step) for step in calls["steps"]]
+        header = encode({**notes, MODEL_CALLS: {**calls, "steps": steps}})
+    if not notes or len(header) > _LARGEST:
+        return reply.content, {}
+    return reply.content + header, {NOTES_HEADER: str(len(header))}
+
+
+def split_notes(content: bytes, length: str | None, seconds: float) -> tuple[bytes, dict[str, Any] | None]:
+    """Body and notes of an answer to somebody who asked for them.
+
+    Args:
+        length: the answer's `NOTES_HEADER`.
+
+    Returns:
+        the body, and what is believed of the notes, None for nothing. Of an answer without notes, or with
+        something else in their place, all is body.
+    """
+    try:
+        size = int(length or "0")
+        if not 0 < size <= min(len(content), _LARGEST):
+            return content, None
+        notes = msgspec.json.decode(content[-size:], type=_Notes)
+    except (ValueError, msgspec.DecodeError):
+        return content, None
+    took = microseconds(seconds)
+    believed: dict[str, Any] = msgspec.to_builtins(notes)
+    for key in (QUEUED, TTFT):
+        if key in believed:
+            believed[key] = min(believed[key], took)
+    if (calls := notes.model_calls) is not None:
+        steps = [_as_recorded(step) for step in calls.steps if _is_of_the_call(step, calls, took)]
+        believed[MODEL_CALLS]["steps"] = steps
+    return content[:-size], believed
+
+
+def _is_of_the_call(step: ModelStep, calls: _Calls, took: int) -> bool:
+    """Whether a server can have made a step in a call that took so many microseconds."""
+    return (
+        calls.age - took <= step.ts <= step.ts + step.dur <= calls.age
+        and step.server < len(calls.servers)
+        and (step.more.endpoint is None or step.more.endpoint < len(calls.endpoints))
+        and step.more.stage is not None  # without one, it is the agent's own
+    )
+
+
+def _as_recorded(step: ModelStep) -> list[Any]:
+    kind, ts, dur, queued, *others, more = msgspec.to_builtins(step)
+    return [kind, int(ts), int(dur), int(queued), *others, more]
+
+
+def _without_texts(step: list[Any]) -> list[Any]:
+    if type(step[-1]) is not dict:
+        return step
+    return [*step[:-1], {key: value for key, value in step[-1].items() if key not in _TEXTS}]
+
 
 _PROBE_SECONDS = 2.0
 
@@ -62,7 +167,7 @@ class HttpTransport:
         headers = {
             b"content-type": b"application/json",
             b"x-request-id": call.request_id.encode(),
-            http_notes.HEADER.encode(): http_notes.ASKED.encode(),
+            NOTES_HEADER.encode(): NOTES_WANTED.encode(),
         }
         headers |= session_headers(call.session, call.affinity)
         if call.traceparent is not None:
@@ -97,8 +202,8 @@ class HttpTransport:
             raise Unavailable(
                 f"{call.op} did not reach {self.url}: {kind}: {error}", server=self.server
             ) from error
-        length, took = answer.headers.get(http_notes.HEADER), time.monotonic() - begun
-        content, notes = http_notes.split_notes(answer.content, length, took)
+        length, took = answer.headers.get(NOTES_HEADER), time.monotonic() - begun
+        content, notes = split_notes(answer.content, length, took)
         wrong = misdirected(self.url, answer.status_code, answer.headers, content)
         if wrong is not None:
             wrong.server = self.server
@@ -216,3 +321,20 @@ def session_of(answer: httpx.Response, before: str | None) -> str | None:
             cookies.load(set_cookie)
         return _COOKIE + "; ".join(f"{name}={morsel.coded_value}" for name, morsel in cookies.items())
     return before
+
+
+class InlineTransport:
+    """Reaches a server inside this process."""
+
+    def __init__(self, runner: ServerRunner) -> None:
+        self.server = runner.server.name
+        self.runner = runner
+
+    def call(self, call: Call) -> Coroutine[Any, Any, Reply]:
+        return self.runner.dispatch(call)
+
+    def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        return self.runner.stream(call)
+
+    async def close(self) -> None:
+        """Nothing: whoever started the runner stops it."""
