@@ -170,7 +170,7 @@ def _config(spec: SandboxSpec) -> dict[str, Any]:
         "Labels": {LABEL: f"{socket.gethostname()}:{os.getpid()}", f"{LABEL}.version": version("gym-serve")},
         "HostConfig": {
             "AutoRemove": True,
-            "NetworkMode": "none" if spec.network == "none" else "bridge",
+            "NetworkMode": "bridge" if spec.network == "full" else "none",
             "NanoCpus": spec.cpus * 1_000_000_000,
             "Memory": memory,
             "MemorySwap": memory,
