@@ -32,6 +32,7 @@ from gym_serve.sandbox import (
     model_variables,
     provider_problems,
 )
+from gym_serve.sandbox.live import LiveBoxes
 from gym_serve.servers import Operation, ResourcesServer, Verdict, tool
 from gym_serve.servers.context import current
 from gym_serve.servers.transport import Reply
@@ -136,6 +137,7 @@ class Workspace(ResourcesServer):
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
         self._places = asyncio.Semaphore(self.config.max_boxes)
+        self._live = self.manage(LiveBoxes(environment=self.name, provider=self.config.sandbox))
         await super().start()
 
     def operations(self) -> dict[str, Operation]:
@@ -153,18 +155,19 @@ class Workspace(ResourcesServer):
             spec = await self._images.spec(row.harness_box.folder(), spec, task.build_timeout)
             if spec.network == "none":
                 spec = spec.model_copy(update={"network": "model"})
-        session.box = await self._box(spec, task)
+        session.box = await self._box(spec, task, name=row.task)
 
     def _of_image(self, spec: SandboxSpec) -> SandboxSpec:
         return spec if spec.image else spec.model_copy(update={"image": self.config.image})
 
-    async def _box(self, spec: SandboxSpec, task: Task) -> Sandbox:
+    async def _box(self, spec: SandboxSpec, task: Task, use: str = "agent", name: str | None = None) -> Sandbox:
         await self._places.acquire()
         try:
             box = await self._provider.create(spec)
         except BaseException:
             self._places.release()
             raise
+        self._live.add(box, use=use, task=name, rollout=current().affinity)
         try:
             folders = [f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts"]
             await box.exec(["mkdir", "-p", *folders], timeout=60, user=0, cwd="/")
@@ -176,6 +179,7 @@ class Workspace(ResourcesServer):
         return box
 
     async def _end(self, box: Sandbox) -> None:
+        self._live.remove(box)
         try:
             await box.close()
         finally:
@@ -343,7 +347,7 @@ class Workspace(ResourcesServer):
         if task.test_spec is not None:
             own = self._of_image(task.test_spec)
             spec = await self._images.spec(task.test_image, own, task.build_timeout)
-        box = await self._box(spec, task)
+        box = await self._box(spec, task, "tests")
         try:
             try:
                 for path, archive in files.items():

@@ -79,6 +79,10 @@ class DockerBoxes:
         """See `SandboxProvider.create`. Changes stay with the daemon: ``layer`` must be None."""
         if spec.image is None or spec.root is not None or spec.layers or layer is not None:
             raise InvalidRequest("a box of Docker is made of an image, not of folders of this machine")
+        if spec.network == "model":
+            raise InvalidRequest(
+                "docker gives a box no way to the model alone yet: run programs of agents in boxes of bubblewrap"
+            )
         from aiodocker.exceptions import DockerError
 
         async with AsyncExitStack() as stack:

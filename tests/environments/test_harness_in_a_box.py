@@ -122,7 +122,7 @@ REACH = {
     "| grep -v 'there is only a model here'; done",
     "the model without the key": "curl -s $OPENAI_BASE_URL/responses -d '{}' | grep -v 'key must be'",
     "the graph's token": "env | grep -c $TOKEN",
-    "the tests, the row": "grep -rl secret / 2>/dev/null; ls /tests /solution 2>/dev/null",
+    "the tests, the row": "grep -rlI secret /app /tmp /root /home /logs /opt /srv /run /var/tmp 2>/dev/null; ls /tests /solution 2>/dev/null",
     "an interface": "ls /sys/class/net 2>/dev/null; grep -v 'lo:' /proc/net/dev | tail -n +3",
 }
 
