@@ -28,8 +28,8 @@ from typing_extensions import Self
 from gym_serve.deployments.http_client import HeaderSecret, HttpClient, masked
 from gym_serve.sandbox import model_variables
 from gym_serve.servers import AgentServer, Episode
-from gym_serve.servers.clients import EnvironmentClient
 from gym_serve.servers.captures import Recording
+from gym_serve.servers.clients import EnvironmentClient
 from gym_serve.servers.context import current, use
 from gym_serve.servers.live import was_stopped
 from gym_serve.servers.transport import encode

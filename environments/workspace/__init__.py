@@ -160,7 +160,9 @@ class Workspace(ResourcesServer):
     def _of_image(self, spec: SandboxSpec) -> SandboxSpec:
         return spec if spec.image else spec.model_copy(update={"image": self.config.image})
 
-    async def _box(self, spec: SandboxSpec, task: Task, use: str = "agent", name: str | None = None) -> Sandbox:
+    async def _box(
+        self, spec: SandboxSpec, task: Task, use: str = "agent", name: str | None = None
+    ) -> Sandbox:
         await self._places.acquire()
         try:
             box = await self._provider.create(spec)

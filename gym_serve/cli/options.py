@@ -161,8 +161,12 @@ class Target:
         return resolve_file(self.graph, self.overrides, self.application)
 
     def with_sandbox(self, provider: str) -> Target:
-        """The same with a provider of sandboxes, for each environment that has the setting. Raises GraphError:
-        all problems of the file; `typer.BadParameter`: none has, or the graph runs already."""
+        """The same with a provider of sandboxes, for each environment that has the setting.
+
+        Raises:
+            GraphError: all problems of the file.
+            typer.BadParameter: no environment has sandboxes, or the graph runs already.
+        """
         if (graph := self.resolved()) is None:
             raise typer.BadParameter("--sandbox changes a graph file that this command deploys")
         names = [

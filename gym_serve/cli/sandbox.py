@@ -34,7 +34,9 @@ def list_boxes(*, as_json: JsonOption = False) -> None:
         echo("There is no live box.")
     for box in boxes:
         memory = "?" if box["memory_mb"] is None else f"{box['memory_mb']} MiB"
-        what = "  ".join(str(box[key]) for key in ("environment", "provider", "use", "task", "rollout") if box[key])
+        what = "  ".join(
+            str(box[key]) for key in ("environment", "provider", "use", "task", "rollout") if box[key]
+        )
         echo(f"{box['id']}  {box['age']:,.0f} s  {memory}  {what}")
 
 
@@ -50,11 +52,11 @@ def exec_in_box(
 ) -> None:
     """Run a command in a live box.
 
-    What it does, the agent sees and the tests see.
+    What it does, the agent sees and the tests see. Options come before BOX.
 
     Exit status: that of the command (128 and more for a signal), or 1 if there is no such box.
 
-    Example: gym-serve sandbox exec 3f2a "ps aux; ls /app"
+    Example: gym-serve sandbox exec --timeout 5 3f2a ls -la /app
     """
     from gym_serve.sandbox.live import exec_in
 
@@ -112,7 +114,9 @@ def debug(
                     if answer["note"]:
                         echo(answer["note"], err=True)
         verdict = episode.verify()
-        echo(f"reward {verdict.reward:g}" + (f": {verdict.reason}" if getattr(verdict, "reason", None) else ""))
+        echo(
+            f"reward {verdict.reward:g}" + (f": {verdict.reason}" if getattr(verdict, "reason", None) else "")
+        )
 
 
 def _line() -> str | None:
@@ -128,5 +132,6 @@ def _line() -> str | None:
 
 sandbox = App(name="sandbox", help="Look into boxes.", no_args_is_help=True)
 sandbox.command("list")(list_boxes)
-sandbox.command("exec")(exec_in_box)
+# What comes after the box is the command's, such as `ls -la`.
+sandbox.command("exec", context_settings={"allow_interspersed_args": False})(exec_in_box)
 sandbox.command("debug")(debug)

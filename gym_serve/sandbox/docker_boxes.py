@@ -81,7 +81,7 @@ class DockerBoxes:
             raise InvalidRequest("a box of Docker is made of an image, not of folders of this machine")
         if spec.network == "model":
             raise InvalidRequest(
-                "docker gives a box no way to the model alone yet: run programs of agents in boxes of bubblewrap"
+                "docker gives a box no way to the model alone: programs of agents need bubblewrap"
             )
         from aiodocker.exceptions import DockerError
 

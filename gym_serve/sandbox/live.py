@@ -134,7 +134,9 @@ def exec_in(box: str, command: str | list[str], *, timeout: float, user: str | N
     ids = {each["id"]: path for path in _sockets() for each in (_ask(path, {}) or {"boxes": []})["boxes"]}
     fits = [name for name in ids if name.startswith(box)]
     if len(fits) != 1:
-        raise NotFound(f"{len(fits)} live boxes have an id that begins with {box!r}; see gym-serve sandbox list")
+        raise NotFound(
+            f"{len(fits)} live boxes have an id that begins with {box!r}; see gym-serve sandbox list"
+        )
     request = {"id": fits[0], "command": command, "timeout": timeout, "user": user}
     answer = _ask(ids[fits[0]], request, timeout + _LOOK_SECONDS)
     if answer is None or "error" in answer:

@@ -86,7 +86,7 @@ class ModelRelay:
         await self._client.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        shown = request.headers.get("x-api-key") or request.headers.get("authorization", "")
+        shown = request.headers.get("x-api-key") or request.headers.get("authorization") or ""
         given = shown.removeprefix("Bearer ").encode("utf-8", "replace")
         if not hmac.compare_digest(given, self.key.encode()):
             return _refusal(401, "the key must be that of OPENAI_API_KEY")
@@ -104,7 +104,7 @@ class ModelRelay:
             async with asked as answer:
                 self.failure = None
                 return await _passed_back(request, answer)
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
             self.failure = f"the model cannot be reached from the box's machine: {error}"
             return _refusal(503, "the model cannot be reached")
 

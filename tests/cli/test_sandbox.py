@@ -1,4 +1,4 @@
-"""`gym-serve sandbox` and `--sandbox`: looking into live boxes, a box with a shell, the provider of a graph."""
+"""`gym-serve sandbox` and `--sandbox`: live boxes, a box with a shell, the provider of a graph."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ async def test_live_boxes_are_listed_and_run_commands() -> None:
     assert 0 <= box["age"] < 60
     assert f"{box['id']}  " in (await asyncio.to_thread(invoke, "list")).stdout
     for words, status, output in (
-        (("pwd; exit 3",), 3, "/app\n"),
-        (("echo", "$HOME"), 0, "$HOME\n"),
-        (("kill -9 $$",), 137, ""),
-        (("--timeout", "0.3", "echo a; sleep 60"), 137, "a\n"),
+        (("BOX", "pwd; exit 3"), 3, "/app\n"),
+        (("BOX", "echo", "-n", "$HOME"), 0, "$HOME"),
+        (("BOX", "kill -9 $$"), 137, ""),
+        (("--timeout", "0.3", "BOX", "echo a; sleep 60"), 137, "a\n"),
     ):
-        done = await asyncio.to_thread(invoke, "exec", box["id"][:6], *words)
+        words = tuple(word.replace("BOX", box["id"][:6]) for word in words)
+        done = await asyncio.to_thread(invoke, "exec", *words)
         assert (done.exit_code, done.stdout) == (status, output)
-    refused = await asyncio.to_thread(invoke, "exec", box["id"], "--", "no-such-program", "a")
+    refused = await asyncio.to_thread(invoke, "exec", box["id"], "no-such-program", "a")
     assert (refused.exit_code, "no program no-such-program" in refused.stderr) == (1, True)
     assert oct(folder_of_sockets().stat().st_mode)[-3:] == "700"
     await bench.call("close_session")

@@ -1,4 +1,4 @@
-"""The program of a `harness_agent` in the box of its session: what it reaches, and what comes of its calls."""
+"""The program of a `harness_agent` in the box of its session: what it reaches, what comes of its calls."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_turns_are_captured_with_their_tokens() -> None:
     assert output[1]["output"] == "done\n"
     for item in (output[0], output[2]):
         assert len(item["generation_token_ids"]) == len(item["generation_log_probs"]) > 0
-    before = [output[0][f"{kind}_token_ids"] for kind in ("prompt", "generation")]
-    assert output[2]["prompt_token_ids"][: sum(map(len, before))] == sum(before, [])
+    before = output[0]["prompt_token_ids"] + output[0]["generation_token_ids"]
+    assert output[2]["prompt_token_ids"][: len(before)] == before
     (sample,) = samples(rollout)
     assert [len(sample.prompt_ids), sum(sample.loss_mask)] == [
         len(output[0]["prompt_token_ids"]),
@@ -117,12 +117,13 @@ REACH = {
     "another port of the machine": "(echo > /dev/tcp/127.0.0.1/$OPEN) 2>/dev/null && echo open",
     "another address": "curl -s --max-time 3 http://1.1.1.1 http://10.0.0.1 http://[::1]:$OPEN",
     "names": "getent hosts pypi.org deb.debian.org",
-    "other routes of the graph": "for path in /health /graph /workspace/verify /v1/../graph /v1/%2e%2e/graph; do "
-    "curl -s --path-as-is -H \"authorization: Bearer $OPENAI_API_KEY\" $ANTHROPIC_BASE_URL$path "
-    "| grep -v 'there is only a model here'; done",
+    "other routes of the graph": "for path in /health /workspace/verify /v1/../graph /v1/%2e%2e/graph; do "
+    'curl -s --path-as-is -H "authorization: Bearer $OPENAI_API_KEY" $ANTHROPIC_BASE_URL$path '
+    "| grep -v 'only a model here'; done",
     "the model without the key": "curl -s $OPENAI_BASE_URL/responses -d '{}' | grep -v 'key must be'",
     "the graph's token": "env | grep -c $TOKEN",
-    "the tests, the row": "grep -rlI secret /app /tmp /root /home /logs /opt /srv /run /var/tmp 2>/dev/null; ls /tests /solution 2>/dev/null",
+    "the tests, the row": "grep -rlI secret /app /tmp /root /home /logs /opt /srv /run /var/tmp 2>/dev/null; "
+    "ls /tests /solution 2>/dev/null",
     "an interface": "ls /sys/class/net 2>/dev/null; grep -v 'lo:' /proc/net/dev | tail -n +3",
 }
 
@@ -193,7 +194,9 @@ def test_an_environment_without_boxes() -> None:
     mcqa = graph(said("Done."))
     mcqa["resources"]["workspace"] = {"type": "mcqa"}
     with Gym.from_graph(mcqa, ray=False) as gym:
-        (rollout,) = gym.run([{"responses_create_params": {"input": "A"}, "expected_answer": "A", "options": [{"A": "a"}]}])
+        (rollout,) = gym.run(
+            [{"responses_create_params": {"input": "A"}, "expected_answer": "A", "options": [{"A": "a"}]}]
+        )
     assert "workspace owns no box" in rollout["failure"]["detail"], rollout
 
 

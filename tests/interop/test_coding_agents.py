@@ -1,4 +1,4 @@
-"""Coding agents as they are, in boxes, by the recipes of the graph `workspace`: a scripted model, exact tokens.
+"""Coding agents in boxes, by the settings of the graph `workspace`: a scripted model, exact tokens.
 
 The first run installs them from PyPI and npm.
 """
