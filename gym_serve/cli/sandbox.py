@@ -88,7 +88,8 @@ def debug(
 
     Example: gym-serve sandbox debug harbor:tasks/sort-names
     """
-    from gym_serve.environments.workspace import Workspace
+    from gym_serve.graph.classes import find_class
+    from gym_serve.servers import ResourcesServer
     from gym_serve.testing import TestClient
 
     source = row_source(Path(row))
@@ -99,8 +100,10 @@ def debug(
             if len(file.read_text("utf-8").splitlines()) > 1:
                 raise InvalidRequest(f"{row} has several tasks: name the folder of one")
             wanted = row_of(str(file))
+    workspace = find_class("resources", "workspace")
+    assert issubclass(workspace, ResourcesServer)
     with (
-        TestClient(Workspace(name="debug", sandbox=sandbox), timeout=_SEED_SECONDS) as client,
+        TestClient(workspace(name="debug", sandbox=sandbox), timeout=_SEED_SECONDS) as client,
         client.episode(wanted) as episode,
     ):
         while (line := _line()) is not None:

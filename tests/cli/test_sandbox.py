@@ -49,8 +49,8 @@ async def test_live_boxes_are_listed_and_run_commands() -> None:
         (("BOX", "kill -9 $$"), 137, ""),
         (("--timeout", "0.3", "BOX", "echo a; sleep 60"), 137, "a\n"),
     ):
-        words = tuple(word.replace("BOX", box["id"][:6]) for word in words)
-        done = await asyncio.to_thread(invoke, "exec", *words)
+        named = [word.replace("BOX", box["id"][:6]) for word in words]
+        done = await asyncio.to_thread(invoke, "exec", *named)
         assert (done.exit_code, done.stdout) == (status, output)
     refused = await asyncio.to_thread(invoke, "exec", box["id"], "no-such-program", "a")
     assert (refused.exit_code, "no program no-such-program" in refused.stderr) == (1, True)
