@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import secrets
 import socket
@@ -18,6 +19,7 @@ from aiohttp import web
 from pydantic import SecretStr
 from yarl import URL
 
+_SILENT = logging.Logger("relay", logging.CRITICAL)  # else a program could fill the log with bad requests
 _PATH = re.compile(r"/v1(/[A-Za-z0-9_-]+){1,4}(\?[A-Za-z0-9_=&.%-]*)?")
 _MOST_CONNECTIONS = 64
 _CONNECT_SECONDS = 10.0
@@ -69,7 +71,7 @@ class ModelRelay:
             skip_auto_headers=("accept-encoding", "user-agent"),
         )
         answering = web.Server(
-            self._answer, handler_cancellation=True, access_log=None, auto_decompress=False
+            self._answer, handler_cancellation=True, access_log=None, auto_decompress=False, logger=_SILENT
         )
         self._answering = answering
 

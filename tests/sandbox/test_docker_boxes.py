@@ -241,3 +241,34 @@ async def test_a_task_of_its_own_image(
         (rollout,) = await AsyncGym.of(gym).run([row], agent=agent)
     assert (rollout.reward, rollout.failure) == (reward, None), rollout
     assert not containers()
+
+
+ASKS = """
+port=$(echo $OPENAI_BASE_URL | sed 's/.*://; s/.v1//')
+printf '%s\\r\\n' "POST /v1/responses HTTP/1.1" "host: a" "x-api-key: $OPENAI_API_KEY" "connection: close" \\
+  "content-type: application/json" "content-length: 31" "" >asked
+printf '%s' '{"model":"policy","input":"Hi"}' >>asked
+{ cat asked; sleep 3; } | nc 127.0.0.1 $port >answer
+cat answer; cat /opt/asks/name >>answer
+"""
+
+
+async def test_the_program_of_a_harness(provider: SandboxProvider, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("ARG BASE=none\nFROM $BASE\nCOPY name /opt/asks/\n")
+    (tmp_path / "name").write_text("of the image")
+    row = {
+        "responses_create_params": {"input": "Ask."},
+        "test_command": "grep -q Hello answer && grep -q 'of the image' answer && test ! -e /opt/asks",
+    }
+    agent = {"command": ["/bin/sh", "-c", ASKS], "box": True, "image": str(tmp_path)}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}
+    graph = {
+        "models": {"policy": {"type": "scripted_model", "script": [[said]]}},
+        "resources": {"workspace": {"type": "workspace", "sandbox": "docker", "image": BUSYBOX}},
+        "agents": {"a": {"type": "harness_agent", "model": "policy", "resources": "workspace", **agent}},
+    }
+    with Gym.from_graph(graph, ray=False) as gym:
+        (rollout,) = await AsyncGym.of(gym).run([row])
+    assert rollout.reward == 1.0, rollout["harness"]
+    assert rollout["harness"]["exit_status"] == 0
+    assert rollout["response"]["output"][0]["generation_token_ids"]
