@@ -4,9 +4,10 @@ The agent opens a capture at the model server and gives the harness its URL as t
 trajectory with the last call is verified; all others (sub-agents, dropped retries) are ``branches``.
 
 A harness is a URL that is asked once per rollout, or a program, which finds the model in its environment
-variables and the row on its input. It runs with the rights of this process, in an empty folder, with no
-environment variable of it except ``PATH``; its whole process group ends with it. The program is trusted,
-what a model makes it do is not: run a harness that executes code in a container.
+variables and the row on its input. It runs in the box of its session (``box``), where it reaches the model
+alone, or with the rights of this process, in an empty folder, with no environment variable of it except
+``PATH``; its whole process group ends with it. The program is trusted, what a model makes it do is not: run a
+harness that executes code in a box.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_
 from typing_extensions import Self
 
 from gym_serve.deployments.http_client import HeaderSecret, HttpClient, masked
+from gym_serve.sandbox import model_variables
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.servers.captures import Recording
+from gym_serve.servers.clients import EnvironmentClient
 from gym_serve.servers.context import current, use
 from gym_serve.servers.live import was_stopped
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
     DeadlineExceeded,
+    EndpointMisconfigured,
     GymError,
+    NotFound,
     OperatorError,
     PolicyDeadline,
     Rejected,
     Unavailable,
 )
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, input_items, message_text
 
 _KEPT = 1 << 16  # bytes of a program's output, at its end
 _MAX_ANSWER = 1 << 24  # bytes
@@ -71,6 +76,13 @@ class HarnessAgent(AgentServer):
         also ``TRACEPARENT``."""
         env: dict[str, SecretStr] = Field(default_factory=dict)
         """Further environment variables of the program."""
+        box: bool = False
+        """Whether the program runs in the box of the row's session, which an environment such as
+        ``workspace`` has. It starts in the work folder, reaches the model and nothing else, and sees of the
+        row its ``responses_create_params`` alone; ``GYM_SERVE_PROMPT`` is their text."""
+        image: str | None = None
+        """With ``box``: what puts the program into the box, over the files of the task: a folder with a
+        Dockerfile, on the machine of the environment, or a name of ``environments/workspace/harnesses``."""
         harness_timeout: float = 1800.0
         """Deadline of the harness, all of its model and tool calls included."""
 
@@ -78,6 +90,10 @@ class HarnessAgent(AgentServer):
         def _one_harness(self) -> Self:
             if (self.url is None) == (self.command is None):
                 raise ValueError("set url or command, one of the two")
+            if self.box and self.command is None:
+                raise ValueError("box needs a command, which runs in the box")
+            if self.image is not None and not self.box:
+                raise ValueError("image needs box: true")
             return self
 
     config: Config
@@ -86,17 +102,18 @@ class HarnessAgent(AgentServer):
         super().__init__(name=name, **settings)
         config = self.config
         self._gateway = config.gateway_url or ""
-        self._harness: Harness = self.manage(
-            CommandHarness(config.command, config.env)
-            if config.command is not None
-            else HttpHarness(str(config.url), config.headers)
-        )
+        self._harness: Harness = self.manage(_harness_of(config))
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
         yield from super().preflight(config)
         if config.gateway_url is None:
             yield "gateway_url is missing: set the graph's address, or run the graph without Ray"
+
+    def _episode(self, row: JSON) -> Episode:
+        if self.config.box:
+            row = {**row, "harness_box": {"image": self.config.image}}
+        return super()._episode(row)
 
     async def act(self, episode: Episode) -> None:
         config = self.config
@@ -129,6 +146,9 @@ class HarnessAgent(AgentServer):
             await self._collect(episode, recording)
             if recording.failure is not None:  # it gave up, and said that all is well
                 raise recording.failure
+            if answer.get("ended") == "timeout":
+                reason = f"the harness ran out of time (harness_timeout: {config.harness_timeout:g} s)"
+                raise await self._late(episode, recording, PolicyDeadline(reason, stage="harness"))
             if status := answer.get("exit_status"):
                 if episode.response is None:  # it did not come to the policy
                     output = str(answer.get("output"))[-2000:]
@@ -240,21 +260,58 @@ class CommandHarness(Harness):
         return {"exit_status": status, "output": text}
 
     def _variables(self, task: Task, folder: str) -> dict[str, str]:
-        key = task.api_key.get_secret_value()
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": folder,
             "TMPDIR": folder,
             "LANG": "C.UTF-8",
-            "OPENAI_BASE_URL": task.base_url,
-            "OPENAI_API_KEY": key,
-            "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"),  # its client adds the version
-            "ANTHROPIC_AUTH_TOKEN": key,
+            **model_variables(task.base_url, task.api_key.get_secret_value()),
             "GYM_SERVE_RESOURCES_URL": task.resources_url,
             **({"GYM_SERVE_SESSION_ID": task.session} if task.session else {}),
             **({"TRACEPARENT": task.traceparent} if task.traceparent else {}),
             **{name: value.get_secret_value() for name, value in self._env.items()},
         }
+
+
+class BoxHarness(Harness):
+    """Runs a program in the box of the row's session, which the environment owns."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, SecretStr], resources: EnvironmentClient
+    ) -> None:
+        self._command = list(command)
+        self._env = env
+        self._resources = resources
+
+    async def run(self, task: Task) -> JSON:
+        # The rest of a row is the verifier's.
+        params = task.row["responses_create_params"]
+        messages = (item for item in input_items(params["input"]) if item.get("role") == "user")
+        body = {
+            "command": self._command,
+            "input": encode({"responses_create_params": params}).decode(),
+            "env": {
+                "GYM_SERVE_PROMPT": "\n\n".join(map(message_text, messages)),
+                **({"TRACEPARENT": task.traceparent} if task.traceparent else {}),
+                **{name: value.get_secret_value() for name, value in self._env.items()},
+            },
+            "model_url": task.base_url,
+            "model_token": task.api_key.get_secret_value(),
+        }
+        try:
+            answer: JSON = await self._resources.fetch("harness", body, session=task.session)
+        except NotFound:
+            server = self._resources.transport.server
+            raise EndpointMisconfigured(f"box: {server} owns no box for a program", server=server) from None
+        return {**answer, "output": masked(str(answer["output"]), list(self._env.values()))}
+
+
+def _harness_of(config: HarnessAgent.Config) -> Harness:
+    if config.command is None:
+        return HttpHarness(str(config.url), config.headers)
+    if config.box:
+        return BoxHarness(config.command, config.env, config.resources)
+    return CommandHarness(config.command, config.env)
 
 
 async def _feed(process: asyncio.subprocess.Process, row: bytes) -> None:

@@ -22,7 +22,7 @@ command does what, and leads to the guides.
 
 An option without a value is a switch. A default of — says that you must give the value.
 """
-COMMAND = r"gym-serve (?:list graph|dataset [a-z]+|[a-z-]+)"
+COMMAND = r"gym-serve (?:list graph|dataset [a-z]+|sandbox [a-z]+|[a-z-]+)"
 
 
 def options_page() -> str:

@@ -17,22 +17,27 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, TypeAdapter
 
 from gym_serve.environments.workspace.images import Images, cache_folder
 from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Task, WorkspaceRow, task_of
 from gym_serve.sandbox import (
     ExecResult,
+    Listens,
+    ModelRelay,
     Sandbox,
     SandboxRefused,
     SandboxSpec,
     find_provider,
+    model_variables,
     provider_problems,
 )
+from gym_serve.sandbox.live import LiveBoxes
 from gym_serve.servers import Operation, ResourcesServer, Verdict, tool
 from gym_serve.servers.context import current
 from gym_serve.servers.transport import Reply
-from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
+from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed, Unavailable
+from gym_serve.types.requests import parse
 
 logger = logging.getLogger("gym_serve")
 
@@ -52,6 +57,8 @@ trap '_keep > {_STATE} 2>/dev/null' EXIT
 eval "$1"
 """
 _ANSWERS = ("reward.json", "reward.txt")
+_HARNESS_OUTPUT = 1 << 16
+_ANSWER_SECONDS = 2.0  # for the answer on a program that was killed at its time limit
 
 
 class CommandOutput(BaseModel):
@@ -68,6 +75,23 @@ class WorkspaceVerdict(Verdict):
     rewards: dict[str, float] | None = None  # all rewards that a task of Harbor wrote
     exit_status: int | None = None  # exit status of the tests; None if they did not run
     test_output: str = ""  # the end of what they wrote
+
+
+class HarnessRun(BaseModel):
+    """A program to run in the box of a session, and the model that it may ask."""
+
+    command: list[str] = Field(min_length=1)
+    input: str = ""
+    """What it reads on its standard input."""
+    env: dict[str, str] = {}
+    """Variables beside those of `model_variables`."""
+    model_url: str
+    """Address of the model from here; the program is told another one, which leads to it."""
+    model_token: SecretStr
+    """What the model asks for; the program does not learn it."""
+
+
+_HARNESS_RUN: TypeAdapter[HarnessRun] = TypeAdapter(HarnessRun)
 
 
 class Workspace(ResourcesServer):
@@ -113,28 +137,39 @@ class Workspace(ResourcesServer):
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
         self._places = asyncio.Semaphore(self.config.max_boxes)
+        self._live = self.manage(LiveBoxes(environment=self.name, provider=self.config.sandbox))
         await super().start()
 
     def operations(self) -> dict[str, Operation]:
         solve = Operation(self._solve, "Run the row's own solution", None, {"type": "object"})
-        return {**super().operations(), "solve": solve}
+        about = "Run the program of an agent of this graph in the session's box"
+        harness = Operation(self._run_harness, about, HarnessRun.model_json_schema(), {"type": "object"})
+        return {**super().operations(), "solve": solve, "harness": harness}
 
     async def seed(self, row: WorkspaceRow, session: Session) -> None:
         session.task = task = await asyncio.to_thread(task_of, row)
         session.oracle = row.oracle
         session.spec = await self._images.spec(task.image, self._of_image(task.spec), task.build_timeout)
-        session.box = await self._box(session.spec, task)
+        spec = session.spec
+        if row.harness_box is not None:
+            spec = await self._images.spec(row.harness_box.folder(), spec, task.build_timeout)
+            if spec.network == "none":
+                spec = spec.model_copy(update={"network": "model"})
+        session.box = await self._box(spec, task, name=row.task)
 
     def _of_image(self, spec: SandboxSpec) -> SandboxSpec:
         return spec if spec.image else spec.model_copy(update={"image": self.config.image})
 
-    async def _box(self, spec: SandboxSpec, task: Task) -> Sandbox:
+    async def _box(
+        self, spec: SandboxSpec, task: Task, use: str = "agent", name: str | None = None
+    ) -> Sandbox:
         await self._places.acquire()
         try:
             box = await self._provider.create(spec)
         except BaseException:
             self._places.release()
             raise
+        self._live.add(box, use=use, task=name, rollout=current().affinity)
         try:
             folders = [f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts"]
             await box.exec(["mkdir", "-p", *folders], timeout=60, user=0, cwd="/")
@@ -146,6 +181,7 @@ class Workspace(ResourcesServer):
         return box
 
     async def _end(self, box: Sandbox) -> None:
+        self._live.remove(box)
         try:
             await box.close()
         finally:
@@ -245,6 +281,36 @@ class Workspace(ResourcesServer):
             raise InvalidRequest("a solution is run in a session")
         return await self.in_session(session, solve)
 
+    # The program of an agent
+
+    async def _run_harness(self, body: Any) -> Reply:
+        wanted: HarnessRun = parse(_HARNESS_RUN, body, "request")
+        session = current().session
+        if session is None or current().affinity is None:  # the request says where to connect to
+            raise Forbidden("only an agent of this graph may run a program in the box of its session")
+
+        async def run(call: Any) -> Reply:
+            box, left = _box_of(call.session.state), current().timeout() or 600.0
+            if not isinstance(box, Listens):
+                raise InvalidRequest(f"boxes of {self.config.sandbox} have no way to a model")
+            try:
+                listener = await box.listen()
+                async with ModelRelay(listener, wanted.model_url, wanted.model_token) as relay:
+                    done = await box.exec(
+                        ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *wanted.command],
+                        timeout=max(left - _ANSWER_SECONDS, 0.9 * left),
+                        env={**model_variables(relay.base_url, relay.key), **wanted.env},
+                        stdin=wanted.input.encode("utf-8", "surrogatepass"),
+                        output_limit=_HARNESS_OUTPUT,
+                    )
+            except SandboxRefused as error:
+                raise InvalidRequest(f"the harness cannot be started: {error}") from None
+            if relay.failure is not None:
+                raise Unavailable(relay.failure)
+            return Reply.of({"exit_status": done.status, "output": done.text, "ended": done.ended})
+
+        return await self.in_session(session, run)
+
     # The tests
 
     async def verify(self, session: Session) -> WorkspaceVerdict:
@@ -283,7 +349,7 @@ class Workspace(ResourcesServer):
         if task.test_spec is not None:
             own = self._of_image(task.test_spec)
             spec = await self._images.spec(task.test_image, own, task.build_timeout)
-        box = await self._box(spec, task)
+        box = await self._box(spec, task, "tests")
         try:
             try:
                 for path, archive in files.items():

@@ -73,7 +73,7 @@ class Images:
         async with lock:
             if not await asyncio.to_thread(layer.exists):
                 await self._build(folder, steps, layer, timeout)
-        return settings.model_copy(update={"layers": (layer,)})
+        return settings.model_copy(update={"layers": (layer, *spec.layers)})
 
     async def _build(self, folder: Path, steps: list[tuple[str, str]], layer: Path, timeout: float) -> None:
         lock = await asyncio.to_thread(_locked, layer)  # another process may build it

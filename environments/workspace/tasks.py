@@ -27,7 +27,30 @@ else:
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
 PUBLISHED = f"{LOGS}/artifacts"  # folder whose files go to the tests of every task of Harbor
 
+HARNESSES = Path(__file__).with_name("harnesses")
+"""Images of programs that work in a box, by name."""
+
 Texts = dict[str, str]
+
+
+class HarnessBox(BaseModel):
+    """What the program of a `HarnessAgent` needs of the agent's box; the box of the tests has none of it."""
+
+    image: str | None = None
+    """Folder with a Dockerfile, on the machine of the environment, or the name of one in ``harnesses``: the
+    files that it makes are in the box, over those of the task."""
+
+    def folder(self) -> Path | None:
+        """The folder of the image. Raises InvalidRequest: there is none."""
+        if self.image is None:
+            return None
+        folder = Path(self.image) if "/" in self.image else HARNESSES / self.image
+        if not (folder / DOCKERFILE).is_file():
+            names = ", ".join(sorted(path.name for path in HARNESSES.iterdir()))
+            raise InvalidRequest(
+                f"image must be a folder with a {DOCKERFILE}, or one of {names}; got {self.image!r}"
+            )
+        return folder
 
 
 class WorkspaceRow(BaseModel):
@@ -47,6 +70,7 @@ class WorkspaceRow(BaseModel):
     solution: str | None = None
     """A script for `OracleAgent`, run in the work folder; the policy never sees it."""
     oracle: bool = False  # set by `OracleAgent`: the session may run the solution
+    harness_box: HarnessBox | None = None  # set by `HarnessAgent`: what its program needs of the box
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

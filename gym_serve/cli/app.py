@@ -24,6 +24,7 @@ from gym_serve.cli.monitoring import monitoring, top
 from gym_serve.cli.options import App
 from gym_serve.cli.play import play
 from gym_serve.cli.printing import echo
+from gym_serve.cli.sandbox import sandbox
 from gym_serve.cli.validate import export_k8s, resolve, validate
 from gym_serve.cli.view import view
 
@@ -57,6 +58,7 @@ main.command()(down)
 main.command()(logs)
 main.command("export-k8s")(export_k8s)
 main.command()(monitoring)
+main.add_typer(sandbox)
 
 
 def _print_version(asked: bool) -> None:

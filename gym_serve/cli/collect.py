@@ -19,6 +19,7 @@ from gym_serve.cli.options import (
     JsonOption,
     PromptOption,
     RayOption,
+    SandboxOption,
     SetOption,
     Target,
     TokenOption,
@@ -84,6 +85,7 @@ def collect(
     no_ray: RayOption = False,
     dashboard: DashboardOption = False,
     set_: SetOption = None,
+    sandbox: SandboxOption = None,
     application: ApplicationOption = None,
     agent: Annotated[
         str | None,
@@ -171,6 +173,8 @@ def collect(
         ray=not no_ray,
         dashboard=dashboard,
     )
+    if sandbox is not None:
+        target = target.with_sandbox(sandbox)
     if without_rows and (resolved := target.resolved()) is not None:
         rows = example_rows(resolved, agent or default_agent(resolved), "ROWS")
     options: RolloutOptions = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
@@ -37,6 +37,13 @@ FileArgument = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override a value; can be repeated."),
+]
+SandboxOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Provider of the sandboxes of the graph's environments: bubblewrap, docker, or another one.",
+    ),
 ]
 ApplicationOption = Annotated[
     str | None,
@@ -152,6 +159,25 @@ class Target:
         if self.graph is None:
             return None
         return resolve_file(self.graph, self.overrides, self.application)
+
+    def with_sandbox(self, provider: str) -> Target:
+        """The same with a provider of sandboxes, for each environment that has the setting.
+
+        Raises:
+            GraphError: all problems of the file.
+            typer.BadParameter: no environment has sandboxes, or the graph runs already.
+        """
+        if (graph := self.resolved()) is None:
+            raise typer.BadParameter("--sandbox changes a graph file that this command deploys")
+        names = [
+            name
+            for name, node in graph.nodes.items()
+            if node.cls is not None and node.kind == "resources" and "sandbox" in node.cls.Config.model_fields
+        ]
+        if not names:
+            raise typer.BadParameter("--sandbox: no environment of the graph has sandboxes")
+        overrides = [*self.overrides, *(f"resources.{name}.sandbox={provider}" for name in names)]
+        return replace(self, overrides=overrides)
 
     def open(self) -> Gym:
         """The running graph; `Gym.shutdown` stops what this call started, and nothing else. Raises GymError:

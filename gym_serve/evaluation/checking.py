@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from gym_serve.assembly.local import LocalGraph
+from gym_serve.assembly import LocalGraph
 from gym_serve.evaluation.benchmark import Benchmark, Turns, agent_of
 from gym_serve.evaluation.templates import render
 from gym_serve.graph.loading import load_graph

@@ -17,6 +17,7 @@ It is a library below the servers. `inside` runs in the sandbox and uses the sta
 from gym_serve.sandbox.boxes import (
     BuildsImages,
     ExecResult,
+    Listens,
     Sandbox,
     SandboxProvider,
     SandboxRefused,
@@ -34,6 +35,7 @@ from gym_serve.sandbox.providers import (
     find_sandbox,
     sandbox_problems,
 )
+from gym_serve.sandbox.relay import ModelRelay, model_variables
 
 __all__ = [
     "Bubblewrap",
@@ -42,6 +44,8 @@ __all__ = [
     "ExecResult",
     "Execution",
     "Limits",
+    "Listens",
+    "ModelRelay",
     "PlainProcess",
     "ProgramRun",
     "Sandbox",
@@ -54,6 +58,7 @@ __all__ = [
     "SandboxedPython",
     "find_provider",
     "find_sandbox",
+    "model_variables",
     "provider_problems",
     "sandbox_problems",
 ]

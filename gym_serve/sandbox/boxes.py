@@ -8,6 +8,7 @@ that the box is gone (`SessionLost`), or cannot do what was asked (`SandboxRefus
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
@@ -38,8 +39,9 @@ class SandboxSpec(BaseModel):
     """Environment variables of all commands."""
     user: str | int | None = None
     """User of commands that do not say, by name or number; None for root."""
-    network: Literal["none", "full"] = "none"
-    """``full`` is the network of this machine, its own services included."""
+    network: Literal["none", "model", "full"] = "none"
+    """``model``: no network but one port of its own loopback, behind which this process answers (`Listens`).
+    ``full``: the network of this machine, its own services included."""
     cpus: PositiveInt = 1
     """Processors that its commands may use."""
     memory_mb: PositiveInt = 2048
@@ -132,6 +134,19 @@ class Sandbox(Protocol):
 
     async def close(self) -> None:
         """End all of its processes and remove its files. Safe to call again."""
+        ...
+
+
+@runtime_checkable
+class Listens(Protocol):
+    """A box whose programs can reach this process."""
+
+    async def listen(self) -> socket.socket:
+        """A socket that listens at a port of the box's 127.0.0.1. Whoever calls this accepts from it, decides
+        what is answered (`gym_serve.sandbox.relay`), and closes it.
+
+        Raises `SandboxRefused`: the network of the box does not allow it, or the provider cannot do it.
+        """
         ...
 
 

@@ -15,6 +15,7 @@ import marshal
 import os
 import random
 import shutil
+import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
 
-from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
+from gym_serve.sandbox.boxes import ExecResult, Listens, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.confined import ConfinedProcess
 from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.confinement import box_filter
@@ -71,18 +72,20 @@ class BubblewrapBoxes:
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
         bubblewrap = await asyncio.to_thread(self._confinement)
         plan = _Plan(spec, bubblewrap, layer)
-        try:
-            process = await ConfinedProcess.start(
-                bubblewrap, plan.command(), max_line=1 << 16, cpus=spec.cpus
-            )
-        except OSError as error:
-            raise Unavailable(f"a box does not start: {error}") from error
-        box = BubblewrapBox(process, layer)
-        try:
-            await box.begin(plan.config())
-        except BaseException:
-            await box.close()
-            raise
+        ours, theirs = socket.socketpair()  # for the socket that it listens at, if it does
+        with ours, theirs:
+            try:
+                process = await ConfinedProcess.start(
+                    bubblewrap, plan.command(), max_line=1 << 16, cpus=spec.cpus, stdout=theirs.fileno()
+                )
+            except OSError as error:
+                raise Unavailable(f"a box does not start: {error}") from error
+            box = BubblewrapBox(process, spec, layer)
+            try:
+                await box.begin(plan.config(), ours)
+            except BaseException:
+                await box.close()
+                raise
         return box
 
 
@@ -127,6 +130,7 @@ class _Plan:
             "folders": sorted(_FOLDERS.items()) if machine else [],
             "links": _links() if machine else [],
             "mounts": ["tmp"],
+            "listens": spec.network == "model",
             "workdir": spec.workdir,
             "covered": [*hidden, *_files(machine=machine, network=spec.network == "full")],
             "pids": spec.pids,
@@ -174,8 +178,10 @@ def _files(*, machine: bool, network: bool) -> list[tuple[str, str, bytes]]:
 class BubblewrapBox:
     """A box with its own first process; see `Sandbox`."""
 
-    def __init__(self, process: ConfinedProcess, layer: Path | None) -> None:
+    def __init__(self, process: ConfinedProcess, spec: SandboxSpec, layer: Path | None) -> None:
         self._process = process
+        self._network = spec.network
+        self._listener: socket.socket | None = None
         self._layer = layer
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[tuple[int, int, bytes, bytes]], int]] = {}
@@ -183,8 +189,9 @@ class BubblewrapBox:
         self._sending = asyncio.Lock()
         self._over: str | None = None
 
-    async def begin(self, config: Mapping[str, Any]) -> None:
-        """Have the first process make the root. Raises `Unavailable` if it does not."""
+    async def begin(self, config: Mapping[str, Any], out: socket.socket) -> None:
+        """Have the first process make the root; ``out`` is what it hands a socket to. Raises `Unavailable` if
+        it does not."""
         reply = self._expect(0, _NOTES)
         self._reading = asyncio.create_task(self._read())
         self._write(_resident())
@@ -195,6 +202,16 @@ class BubblewrapBox:
             raise Unavailable(f"a box does not start: {error or 'not in time'}") from error
         if ended != resident.EXITED:
             raise Unavailable(f"a box does not start: {errors.decode('utf-8', 'replace')}")
+        if config["listens"]:
+            out.setblocking(False)  # it was sent before the reply
+            self._listener = socket.socket(fileno=socket.recv_fds(out, 1, 1)[1][0])
+
+    async def listen(self) -> socket.socket:
+        if self._network == "full":
+            return socket.create_server(("127.0.0.1", 0))
+        if self._listener is None or self._over is not None:
+            raise SandboxRefused("the network of the box is none: its programs reach nobody")
+        return self._listener.dup()
 
     async def exec(
         self,
@@ -228,6 +245,8 @@ class BubblewrapBox:
         await self._process.stop()
         if self._reading is not None:
             self._reading.cancel()
+        if self._listener is not None:
+            self._listener.close()
         if self._layer is not None:
             await asyncio.to_thread(shutil.rmtree, self._layer / "work", ignore_errors=True)
 
@@ -314,4 +333,4 @@ class BubblewrapBox:
         self._waiting.clear()
 
 
-_: type[Sandbox] = BubblewrapBox
+_: tuple[type[Sandbox], type[Listens]] = BubblewrapBox, BubblewrapBox

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -32,7 +33,13 @@ class ConfinedProcess:
 
     @classmethod
     async def start(
-        cls, confinement: Confinement, command: list[str], *, max_line: int, cpus: float = 1.0
+        cls,
+        confinement: Confinement,
+        command: list[str],
+        *,
+        max_line: int,
+        cpus: float = 1.0,
+        stdout: int = subprocess.DEVNULL,
     ) -> ConfinedProcess:
         """Start a command of the confinement; ``max_line`` is in bytes, for `reader`. Raises `OSError`."""
         groups = confinement.groups
@@ -44,6 +51,7 @@ class ConfinedProcess:
                 {**VARIABLES, "HOME": folder or "/"},
                 max_line=max_line,
                 folder=folder or "/",
+                stdout=stdout,
             )
         except BaseException:
             _remove(confinement, folder, group)

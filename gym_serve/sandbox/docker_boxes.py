@@ -11,6 +11,7 @@ variable `_MARK` in its environment, and so has all that it starts: that is what
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import io
 import itertools
@@ -18,6 +19,7 @@ import os
 import secrets
 import socket
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from importlib.metadata import version
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import ClientError
 
-from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
+from gym_serve.sandbox.boxes import ExecResult, Listens, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.inside.resident import Output
 from gym_serve.types.errors import InvalidRequest, SessionLost, Unavailable
 
@@ -40,6 +42,8 @@ LABEL = "gym-serve"
 """Label of all its containers; its value says which process made one, ``host:pid``."""
 
 _MARK = "GYM_SERVE_COMMAND"
+_FIRST = "GYM_SERVE_BOX"
+_NETWORK = 0x40000000  # CLONE_NEWNET
 _SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 _FILE_SECONDS = 60.0
 _CHUNK = 1 << 16
@@ -84,14 +88,15 @@ class DockerBoxes:
         async with AsyncExitStack() as stack:
             docker = await stack.enter_async_context(_client())
             try:
-                container = await docker.containers.create(_config(spec))
+                mark = secrets.token_hex(16)
+                container = await docker.containers.create(_config(spec, mark))
                 stack.push_async_callback(_remove, container)
                 held = container.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(held)  # type: ignore[arg-type] # of its own __aexit__
                 await container.start()
             except (DockerError, OSError) as error:
                 raise Unavailable(f"a box of {spec.image} does not start: {error}") from error
-            return DockerBox(container, spec, stack.pop_all())
+            return DockerBox(container, spec, mark, stack.pop_all())
         raise AssertionError("unreachable")
 
     async def build(self, folder: Path, spec: SandboxSpec, timeout: float) -> SandboxSpec:
@@ -99,7 +104,8 @@ class DockerBoxes:
         from aiodocker.exceptions import DockerError
 
         context = await asyncio.to_thread(_context, folder)
-        tag = f"gym-serve:{hashlib.sha256(context).hexdigest()[:32]}"
+        base = spec.image or ""  # what `ARG BASE` and `FROM $BASE` build on
+        tag = f"gym-serve:{hashlib.sha256(context + base.encode()).hexdigest()[:32]}"
         async with _client() as docker:
             try:
                 try:
@@ -111,6 +117,7 @@ class DockerBoxes:
                         fileobj=io.BytesIO(context),
                         tag=tag,
                         encoding="identity",
+                        buildargs={"BASE": base} if base else {},
                         timeout=timeout,
                         forcerm=True,
                     )
@@ -154,8 +161,8 @@ def _context(folder: Path) -> bytes:
     return data.getvalue()
 
 
-def _config(spec: SandboxSpec) -> dict[str, Any]:
-    """What the daemon is asked for."""
+def _config(spec: SandboxSpec, mark: str) -> dict[str, Any]:
+    """What the daemon is asked for; ``mark`` is in the environment of the first process."""
     memory = spec.memory_mb << 20
     return {
         "Image": spec.image,
@@ -165,12 +172,12 @@ def _config(spec: SandboxSpec) -> dict[str, Any]:
         "StdinOnce": True,  # its input ends with the first connection to it
         "AttachStdin": True,
         "WorkingDir": spec.workdir,
-        "Env": [f"{name}={value}" for name, value in spec.env.items()],
+        "Env": [f"{name}={value}" for name, value in {**spec.env, _FIRST: mark}.items()],
         "User": "" if spec.user is None else str(spec.user),
         "Labels": {LABEL: f"{socket.gethostname()}:{os.getpid()}", f"{LABEL}.version": version("gym-serve")},
         "HostConfig": {
             "AutoRemove": True,
-            "NetworkMode": "none" if spec.network == "none" else "bridge",
+            "NetworkMode": "bridge" if spec.network == "full" else "none",
             "NanoCpus": spec.cpus * 1_000_000_000,
             "Memory": memory,
             "MemorySwap": memory,
@@ -193,11 +200,15 @@ class DockerBox:
     Args:
         container: it runs.
         spec: what it was made of.
+        mark: that of its first process.
         stack: ends it.
     """
 
-    def __init__(self, container: DockerContainer, spec: SandboxSpec, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, container: DockerContainer, spec: SandboxSpec, mark: str, stack: AsyncExitStack
+    ) -> None:
         self._container = container
+        self._mark = mark
         self._spec = spec
         self._stack = stack
         self._numbers = itertools.count(1)
@@ -248,6 +259,15 @@ class DockerBox:
             ended=ended,
             cut=any(output.size > output_limit for output in outputs),
         )
+
+    async def listen(self) -> socket.socket:
+        """See `Listens.listen`. This process must be root, and see the daemon's processes: it enters the
+        network of the container for a moment."""
+        if self._spec.network != "model":
+            raise SandboxRefused(f"the network of the box is {self._spec.network}, and must be model")
+        with self._errors():
+            process = int((await self._container.show())["State"]["Pid"])
+        return await asyncio.to_thread(_listener_in, process, f"{_FIRST}={self._mark}".encode())
 
     async def _kill(self, mark: str) -> None:
         execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", mark], user="0")
@@ -310,6 +330,35 @@ class DockerBox:
         await self._stack.aclose()
 
 
+def _listener_in(process: int, mark: bytes) -> socket.socket:
+    """A socket that listens in the network of a process, which has ``mark`` in its environment: a number may
+    be another process's, where the daemon's processes have other numbers than here."""
+    found: list[socket.socket | OSError] = []
+
+    def enter() -> None:  # in a thread of its own, which ends in that network
+        try:
+            if mark not in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+                raise ProcessLookupError("the daemon's processes are not those of this machine")
+            namespace = os.open(f"/proc/{process}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace, _NETWORK) == -1:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            finally:
+                os.close(namespace)
+            found.append(socket.create_server(("127.0.0.1", 0)))
+        except OSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], OSError):
+        raise SandboxRefused(
+            f"the server must be root on the daemon's machine to open the way to the model: {found[0]}"
+        )
+    return found[0]
+
+
 async def _exchange(execution: Exec, stream: Stream, stdin: bytes, outputs: tuple[Output, Output]) -> None:
     """Give a command its input and read its output until it has ended, though others may hold that."""
 
@@ -336,4 +385,4 @@ async def _exchange(execution: Exec, stream: Stream, stdin: bytes, outputs: tupl
         await asyncio.gather(writing, *tasks, return_exceptions=True)
 
 
-_: type[Sandbox] = DockerBox
+_: tuple[type[Sandbox], type[Listens]] = DockerBox, DockerBox

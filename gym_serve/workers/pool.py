@@ -82,9 +82,11 @@ class ChildProcess:
         *,
         max_line: int,
         folder: str | None = None,
+        stdout: int = subprocess.DEVNULL,
     ) -> ChildProcess:
-        """Start a process with these environment variables only, no output, and a process group of its own;
-        ``reader`` takes lines of ``max_line`` bytes. Raises OSError: the program cannot be started.
+        """Start a process with these environment variables only, no output unless ``stdout`` is a file, and a
+        process group of its own; ``reader`` takes lines of ``max_line`` bytes. Raises OSError: the program
+        cannot be started.
         """
         # On the event loop's thread: the kernel ties the life of a child with a "parent death signal" to the
         # thread that starts it.
@@ -94,7 +96,7 @@ class ChildProcess:
                 process = subprocess.Popen(  # noqa: ASYNC220 - a millisecond
                     command,
                     stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
+                    stdout=stdout,
                     stderr=subprocess.DEVNULL,
                     cwd=folder,
                     env=dict(environment),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from gym_serve import cli
 from gym_serve.cli import main, printing
 
-NO_REPORT = {"logs"}  # prints the lines of a log as they are
+NO_REPORT = {"logs", "debug"}  # they print lines of a log and of a shell as they are
 
 
 each = pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

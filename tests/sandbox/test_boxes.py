@@ -19,7 +19,7 @@ from support.ordinary_user import as_ordinary_user, why_not
 from support.sandboxes import children, needs_bubblewrap
 from support.waiting import until
 
-from gym_serve.sandbox import Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
+from gym_serve.sandbox import Listens, Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
 from gym_serve.types.errors import GraphError, SessionLost, Unavailable
 
 pytestmark = needs_bubblewrap
@@ -266,6 +266,52 @@ async def test_the_network_of_the_machine(create: Create) -> None:
     async with server:
         assert (await (await create(network="full")).exec(connect, timeout=LONG)).ok
         assert not (await (await create()).exec(connect, timeout=LONG)).ok
+
+
+async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"hello\n")
+    writer.close()
+
+
+@pytest.mark.parametrize("network", ["model", "full"])
+async def test_a_port_that_the_owner_answers(create: Create, network: str) -> None:
+    box = await create(network=network)
+    assert isinstance(box, Listens)
+    listener = await box.listen()
+    port = listener.getsockname()[1]
+    async with await asyncio.start_server(greet, sock=listener):
+        done = await box.exec(["/bin/bash", "-c", f"cat < /dev/tcp/127.0.0.1/{port}"], timeout=LONG)
+    assert done.text == "hello\n"
+
+
+async def test_a_box_with_the_model_reaches_nothing_else(create: Create) -> None:
+    box = await create(network="model")
+    assert isinstance(box, Listens)
+    listener = await box.listen()
+    async with (
+        await asyncio.start_server(greet, sock=listener) as answering,
+        await asyncio.start_server(greet, "0.0.0.0", 0) as server,
+    ):
+        open_port, port = (each.sockets[0].getsockname()[1] for each in (server, answering))
+        tries = [f"cat < /dev/tcp/{host}/{open_port}" for host in ("127.0.0.1", "::1", "10.0.0.1")]
+        tries += ["getent hosts pypi.org", "cat < /dev/tcp/1.1.1.1/53", "ls /sys/class/net"]
+        for command in tries:
+            done = await box.exec(["/bin/bash", "-c", f"{command} 2>/dev/null"], timeout=LONG)
+            assert (done.ok, done.stdout) == (False, b""), command
+        # Nor does another process of the machine answer in its place, or get at the port.
+        with pytest.raises(OSError, match="Connect call failed"):
+            await asyncio.open_connection("127.0.0.1", port)
+        taken = await box.exec(
+            ["python3", "-c", f"import socket; socket.create_server(('', {port}))"], timeout=LONG
+        )
+        assert b"Address already in use" in taken.stderr
+
+
+async def test_a_box_without_a_network_has_no_port(create: Create) -> None:
+    box = await create()
+    assert isinstance(box, Listens)
+    with pytest.raises(SandboxRefused, match="the network of the box is none"):
+        await box.listen()
 
 
 async def test_what_it_changes_is_a_layer_of_others(create: Create, tmp_path: Path) -> None:

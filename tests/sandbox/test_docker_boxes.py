@@ -15,7 +15,8 @@ from support.podman import BUSYBOX, containers, needs_podman, podman
 from support.waiting import until
 
 from gym_serve import AsyncGym, Gym
-from gym_serve.sandbox import Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
+from gym_serve.sandbox import Listens, Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
+from gym_serve.sandbox.docker_boxes import DockerBox
 from gym_serve.types.errors import GraphError, InvalidRequest, SessionLost, Unavailable
 
 pytestmark = [needs_podman, pytest.mark.slow]
@@ -90,6 +91,41 @@ async def test_a_command_that_is_given_up_is_killed(create: Create) -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert b"sleep 7" not in (await box.exec("ps", timeout=LONG)).stdout
+
+
+async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"hello\n")
+    writer.close()
+
+
+async def test_a_box_with_the_model_reaches_nothing_else(create: Create) -> None:
+    box = await create(network="model")
+    assert isinstance(box, Listens)
+    listener = await box.listen()
+    async with (
+        await asyncio.start_server(greet, sock=listener) as answering,
+        await asyncio.start_server(greet, "0.0.0.0", 0) as server,
+    ):
+        port, open_port = (each.sockets[0].getsockname()[1] for each in (answering, server))
+        done = await box.exec(f"nc 127.0.0.1 {port} </dev/null; ls /sys/class/net", timeout=LONG)
+        assert done.stdout.split() == [b"hello", b"lo"]
+        for address in (f"127.0.0.1 {open_port}", f"10.0.0.1 {open_port}", "1.1.1.1 53"):
+            assert not (await box.exec(f"nc -w 2 {address} </dev/null", timeout=LONG)).ok
+
+
+@pytest.mark.parametrize(
+    ("network", "mark", "reason"),
+    [
+        ("none", None, "the network of the box is none"),
+        ("model", "another", "the daemon's processes are not those of this machine"),
+    ],
+)
+async def test_a_box_that_cannot_listen(create: Create, network: str, mark: str | None, reason: str) -> None:
+    box = await create(network=network)
+    assert isinstance(box, DockerBox)
+    box._mark = mark or box._mark
+    with pytest.raises(SandboxRefused, match=reason):
+        await box.listen()
 
 
 async def test_output_is_bounded(create: Create) -> None:
@@ -205,3 +241,34 @@ async def test_a_task_of_its_own_image(
         (rollout,) = await AsyncGym.of(gym).run([row], agent=agent)
     assert (rollout.reward, rollout.failure) == (reward, None), rollout
     assert not containers()
+
+
+ASKS = """
+port=$(echo $OPENAI_BASE_URL | sed 's/.*://; s/.v1//')
+printf '%s\\r\\n' "POST /v1/responses HTTP/1.1" "host: a" "x-api-key: $OPENAI_API_KEY" "connection: close" \\
+  "content-type: application/json" "content-length: 31" "" >asked
+printf '%s' '{"model":"policy","input":"Hi"}' >>asked
+{ cat asked; sleep 3; } | nc 127.0.0.1 $port >answer
+cat answer; cat /opt/asks/name >>answer
+"""
+
+
+async def test_the_program_of_a_harness(provider: SandboxProvider, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("ARG BASE=none\nFROM $BASE\nCOPY name /opt/asks/\n")
+    (tmp_path / "name").write_text("of the image")
+    row = {
+        "responses_create_params": {"input": "Ask."},
+        "test_command": "grep -q Hello answer && grep -q 'of the image' answer && test ! -e /opt/asks",
+    }
+    agent = {"command": ["/bin/sh", "-c", ASKS], "box": True, "image": str(tmp_path)}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}
+    graph = {
+        "models": {"policy": {"type": "scripted_model", "script": [[said]]}},
+        "resources": {"workspace": {"type": "workspace", "sandbox": "docker", "image": BUSYBOX}},
+        "agents": {"a": {"type": "harness_agent", "model": "policy", "resources": "workspace", **agent}},
+    }
+    with Gym.from_graph(graph, ray=False) as gym:
+        (rollout,) = await AsyncGym.of(gym).run([row])
+    assert rollout.reward == 1.0, rollout["harness"]
+    assert rollout["harness"]["exit_status"] == 0
+    assert rollout["response"]["output"][0]["generation_token_ids"]

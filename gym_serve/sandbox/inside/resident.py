@@ -44,6 +44,7 @@ _EMPTY = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
+_BACKLOG = 128
 _CHUNK = 1 << 16
 _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it is the machine's
 
@@ -57,6 +58,8 @@ def main() -> None:
         _mount(config)
         _enter(config)
         _give_up(_KEPT)
+        if config["listens"]:
+            _listen()
     except OSError as error:
         _send(0, NOT_STARTED, 1, b"", str(error).encode())
         return
@@ -147,6 +150,23 @@ def _give_up(kept: int) -> None:
     has = struct.unpack("=6I", data.raw)
     low, high = has[1] & kept & 0xFFFFFFFF, has[4] & kept >> 32
     _call(_libc.capset, header, struct.pack("=6I", low, low, 0, high, high, 0))
+
+
+def _listen() -> None:
+    """Listen at a port of the box's loopback, and hand the socket to the process outside, which accepts.
+
+    Standard output is a socket to that process. Commands have another one.
+    """
+    import _socket
+
+    listener = _socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(_BACKLOG)
+    way_out = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, 1)
+    files = struct.pack("=i", listener.fileno())
+    way_out.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+    way_out.detach()
+    listener.close()
 
 
 def _call(function: Any, *arguments: Any, what: str = "") -> None:
