@@ -24,8 +24,8 @@ from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 class Graded(ResourcesServer):
     """One function scores the row's response: ``(row, response) -> float | bool | dict``, sync or async.
 
-    ``row`` is a dict; ``response`` has ``output_text`` and the output items. A dict has the key ``reward``, and
-    others that the rollout keeps.
+    ``row`` is a dict; ``response`` has ``output_text`` and the output items. A dict has the key ``reward``,
+    and others that the rollout keeps.
     """
 
     reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
@@ -67,7 +67,7 @@ class Graded(ResourcesServer):
         changed = Path(path).stat().st_mtime_ns
         if self._loaded is None or self._loaded[0] != changed:
             spec = importlib.util.spec_from_file_location(f"gym_serve_grader_{Path(path).stem}", path)
-            assert spec is not None and spec.loader is not None  # the path ends with .py
+            assert spec is not None  # the path ends with .py
             module = importlib.util.module_from_spec(spec)
             # Not by the loader: its cache of bytecode knows a file by its whole second.
             exec(compile(Path(path).read_text("utf-8"), path, "exec"), module.__dict__)

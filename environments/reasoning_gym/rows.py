@@ -44,7 +44,8 @@ def rows(
 def benchmark_rows(
     split: str, *, tasks: list[str] | None = None, size: int, config: dict[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Rows of families, of all of them by default, for a benchmark: ``train`` has other items than ``test``."""
+    """Rows of families, of all of them by default, for a benchmark: ``train`` has other items than
+    ``test``."""
     for task in tasks or families():
         yield from rows(
             task, size=size, seed=int(split == "train"), agent="reasoning_gym_agent", config=config

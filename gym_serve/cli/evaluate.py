@@ -32,8 +32,8 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[BENCHMARK]...",
-            help="Names of gym-serve list benchmark, files of benchmarks (.yaml), NAME:WHAT of another catalogue "
-            "(harbor:FOLDER), or a file of rows with --grader.",
+            help="Names of gym-serve list benchmark, files of benchmarks (.yaml), NAME:WHAT of another "
+            "catalogue (harbor:FOLDER, lm_eval:TASK), or a file of rows with --grader.",
         ),
     ] = None,
     *,
@@ -43,8 +43,8 @@ def evaluate(
             "-m",
             "--model",
             metavar="MODEL",
-            help="openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME, vllm:PATH, hf:PATH, "
-            "or scripted, a stand-in; can be repeated. A URL's key is in POLICY_API_KEY.",
+            help="openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME, vllm:PATH, "
+            "hf:PATH, or scripted, a stand-in; can be repeated. A URL's key is in POLICY_API_KEY.",
         ),
     ] = None,
     judge: Annotated[
@@ -184,7 +184,7 @@ def evaluate(
     resuming = {"resume": resume, "retry_failed": retry_failed}
     report, signalled = _run(plan, folder, options, Budget(max_cost, max_tokens), resuming)
     if report is not None:
-        results = _results(plan, folder, {**record, "notes": notes}, by or [], baseline, report)
+        results = _results(plan, folder, {**record, "notes": notes}, report, by=by or [], baseline=baseline)
         _show(results, folder, report, as_json=as_json)
     exit_of(report, signalled)
     if fail_under is not None and (results.lowest is None or 100 * results.lowest < fail_under):
@@ -221,7 +221,7 @@ def _run(
 
 
 def _results(
-    plan: Plan, folder: Path, record: JSON, by: list[str], baseline: Path | None, report: Report
+    plan: Plan, folder: Path, record: JSON, report: Report, *, by: list[str], baseline: Path | None
 ) -> Results:
     """The results, which are written beside the rollouts."""
     from gym_serve.evaluation.report import write_html
@@ -243,8 +243,8 @@ def _results(
 
 
 def _show(results: Results, folder: Path, report: Report, *, as_json: bool) -> None:
-    from gym_serve.evaluation.report import change, interval, percent
     from gym_serve.cli.run_report import FAILURE_COLUMNS, failures_of
+    from gym_serve.evaluation.report import change, interval, percent
 
     if as_json:
         print_json({"ok": report.complete, "files": str(folder), **results.to_json()})
@@ -314,10 +314,9 @@ def _check(benchmarks: list[Benchmark], *, as_json: bool) -> None:
 def _pairs(texts: Iterable[str], example: str) -> dict[str, str]:
     """``NAME=TEXT``, as it is."""
     pairs = [text.partition("=") for text in texts]
-    if wrong := next(
-        (text for text, (name, mark, value) in zip(texts, pairs) if not (name and mark and value)), None
-    ):
-        raise typer.BadParameter(f"must be NAME=VALUE, as in {example}, got {wrong!r}")
+    for name, _, value in pairs:
+        if not (name and value):
+            raise typer.BadParameter(f"must be NAME=VALUE, as in {example}, got {name!r}")
     return {name: value for name, _, value in pairs}
 
 
@@ -336,4 +335,5 @@ def _changes(before: JSON, now: JSON) -> Iterator[str]:
         yield f"gym-serve was {before['gym_serve']}, and is {now['gym_serve']}"
     for old, new in zip(before["benchmarks"], now["benchmarks"], strict=True):
         if old["file_digest"] != new["file_digest"]:
-            yield f"{new['name']} has changed since: version {old['version']} was evaluated, this is {new['version']}"
+            versions = f"version {old['version']} was evaluated, this is {new['version']}"
+            yield f"{new['name']} has changed since: {versions}"

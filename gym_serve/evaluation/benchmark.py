@@ -1,7 +1,7 @@
 """`Benchmark`: a file that says what is asked, of which rows, and how answers are scored.
 
-It stands beside its environment (``environments/*/benchmarks/*.yaml``), or anywhere with its path as the name.
-Rows of the source become rows of gym_serve: their columns, the mapped fields over them, and the prompt.
+It stands beside its environment (``environments/*/benchmarks/*.yaml``), or anywhere with its path as the
+name. Rows of the source become rows of gym_serve: their columns, the mapped fields over them, and the prompt.
 """
 
 from __future__ import annotations
@@ -100,14 +100,15 @@ class Benchmark(BaseModel):
     """``type`` and settings of a resources server."""
     agent: dict[str, Any] = {"type": "simple_agent", "max_steps": 1}
     prepare: str | None = None
-    """``package.module:function``, row to row, for what expressions cannot do; it is called before ``map``."""
+    """``package.module:function``, row to row, for what expressions cannot do; it is called before
+    ``map``."""
     map_: dict[str, str] = Field(default={}, alias="map")
     """Fields of a row as expressions of its columns, and of the mapped fields before them."""
     prompt: str | Prompt | None = None
     """The user message, or messages; None where the rows have their own ``responses_create_params``."""
     tools: str | None = None
-    """Functions that the model may call: ``environment`` for the environment's own tools, or an expression for
-    those of a row, in the form of the Responses API."""
+    """Functions that the model may call: ``environment`` for the environment's own tools, or an expression
+    for those of a row, in the form of the Responses API."""
     params: dict[str, Any] = {}
     """Sampling parameters: keys of ``responses_create_params``."""
     repeats: int = Field(1, ge=1)
@@ -264,8 +265,8 @@ def benchmark_names() -> list[str]:
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by its name, or by the path of its file. Raises NotFound: there is none; InvalidRequest: the
-    file has problems."""
+    """A benchmark by its name, or by the path of its file. Raises NotFound: there is none; InvalidRequest:
+    the file has problems."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else _files().get(name)
     if path is None:
         raise NotFound(f"no benchmark {name!r}{nearest(name, benchmark_names())}")

@@ -1,7 +1,7 @@
 """Checks of a benchmark without a model: on its sample, right answers score 1, and empty ones less.
 
-Each answer is played as a whole episode by the benchmark's own agent, so the prompt, the tools and the limits are
-checked as well.
+Each answer is played as a whole episode by the benchmark's own agent, so the prompt, the tools and the limits
+are checked as well.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from gym_serve.graph.spec import RESERVED_NAMES
 from gym_serve.types.errors import InvalidRequest
 
 FORMS = (
-    "openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME (Responses), vllm:PATH, hf:PATH, "
-    "or scripted, the embedded stand-in"
+    "openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME (Responses), vllm:PATH, "
+    "hf:PATH, or scripted, the embedded stand-in"
 )
 
 _LONGEST = 22  # of a server's name: with that of a benchmark it is the name of an agent, 63 at most

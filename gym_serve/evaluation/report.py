@@ -1,4 +1,5 @@
-"""The report of an evaluation: one HTML file that needs nothing beside it, and the cells of a table as text."""
+"""The report of an evaluation: one HTML file that needs nothing beside it, and the cells of a table as
+text."""
 
 from __future__ import annotations
 

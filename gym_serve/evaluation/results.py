@@ -1,8 +1,8 @@
 """`results_of`: the scores of a run, from its files: by benchmark and model, broken down, beside a baseline.
 
-A score is the mean over rows of the mean of their rollouts. A failed rollout is no score: coverage says how many
-there are. Differences to a baseline are paired by row; the intervals are bootstraps over rows, and the p-values,
-of a sign-flip test (Fisher's randomization), are corrected for their number by Holm's method.
+A score is the mean over rows of the mean of their rollouts. A failed rollout is no score: coverage says how
+many there are. Differences to a baseline are paired by row; the intervals are bootstraps over rows, and the
+p-values, of a sign-flip test (Fisher's randomization), are corrected for their number by Holm's method.
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ def _pair(before: _Tally | None, after: _Tally | None) -> tuple[list[float], lis
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """The two-sided p-value of the mean difference, if each sign was chance: of all flips where there are few,
-    else of 2,000 drawn ones. The same differences give the same value."""
+    """The two-sided p-value of the mean difference, if each sign was chance: of all flips where there are
+    few, else of 2,000 drawn ones. The same differences give the same value."""
     changed = [difference for difference in differences if difference]
     total = abs(math.fsum(changed)) - 1e-12
     if 2 ** len(changed) <= _FLIPS:

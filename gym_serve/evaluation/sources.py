@@ -1,7 +1,8 @@
 """Where rows come from: a file, a data set of the Hugging Face hub, or a function that makes them.
 
 JSONL is read by gym_serve itself. Parquet, CSV, Arrow and the hub, also by URLs of S3 or GCS, are read by
-``datasets``, an extra: as a stream where a few rows are asked for, else downloaded once and kept in its cache.
+``datasets``, an extra: as a stream where a few rows are asked for, else downloaded once and kept in its
+cache.
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ def _load(label: str, options: Mapping[str, Any], *, streaming: bool) -> Iterabl
         loaded: Any = datasets.load_dataset(**options, streaming=streaming)
     # What it raises has many classes, of several packages; what they have in common is the message.
     except Exception as error:
+        reason = " ".join(str(error).split())[:300]
         raise Unavailable(
-            f"cannot load {label}: {' '.join(str(error).split())[:300]}. If its rows are on this machine: --rows FILE"
+            f"cannot load {label}: {reason}. If its rows are on this machine: --rows NAME=FILE"
         ) from None
     features = loaded.features or {}
     for column, feature in features.items():

@@ -2,7 +2,8 @@
 
 A prompt is a template (``{{ question }}``); a mapped field is an expression, and keeps the type of its value
 (``choices.text[0]``, ``answer | search('#### (.*)')``). Both read the columns of one row, which are data:
-nothing in them is evaluated. ``_`` is the whole row, for a column that is no identifier (``_['Correct Answer']``). Jinja's own filters are there, and `FILTERS`.
+nothing in them is evaluated. ``_`` is the whole row, for a column that is no identifier (``_['Correct
+Answer']``). Jinja's own filters are there, and `FILTERS`.
 """
 
 from __future__ import annotations

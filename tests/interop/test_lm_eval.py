@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("lm_eval.tasks")
 
-from lm_eval.api.model import LM  # noqa: E402
-from lm_eval.evaluator import simple_evaluate  # noqa: E402
+from lm_eval.api.model import LM
+from lm_eval.evaluator import simple_evaluate
 
-from gym_serve.evaluation.benchmark import Benchmark  # noqa: E402
-from gym_serve.interop.lm_eval import LmEval, lm_eval_benchmark, worker  # noqa: E402
-from gym_serve.interop.lm_eval.tasks import rows_of  # noqa: E402
-from gym_serve.testing import TestClient  # noqa: E402
-from gym_serve.types.errors import InvalidRequest  # noqa: E402
+from gym_serve.evaluation.benchmark import Benchmark
+from gym_serve.interop.lm_eval import LmEval, lm_eval_benchmark, worker
+from gym_serve.interop.lm_eval.tasks import rows_of
+from gym_serve.testing import TestClient
+from gym_serve.types.errors import InvalidRequest
 
 pytestmark = [
     pytest.mark.thorough,
@@ -132,7 +132,11 @@ COMPLETIONS = [
     "(B)",
     "the answer is (B)",
     "The best answer is A",
+    "A",
     "B",
+    "no",
+    "False",
+    "3",
     "\\boxed{1}",
     "William Shakespeare",
     "Rain falls softly.",
@@ -169,10 +173,12 @@ Sample = tuple[dict[str, Any], str, dict[str, float]]
 
 def their_samples(task: str) -> Iterator[Sample]:
     """Document, completion and metrics of each sample, by lm-eval's own program."""
-    results = simple_evaluate(model=Answers(), tasks=[task], log_samples=True, bootstrap_iters=0)
+    results = simple_evaluate(
+        model=Answers(), tasks=[task], log_samples=True, bootstrap_iters=0, task_manager=worker._manager(None)
+    )
     merged: dict[int, Sample] = {}
     for sample in results["samples"][task]:
-        doc, _, metrics = merged.setdefault(sample["doc_id"], (sample["doc"], sample["resps"][0][0], {}))
+        _, _, metrics = merged.setdefault(sample["doc_id"], (sample["doc"], sample["resps"][0][0], {}))
         for metric in sample["metrics"]:
             if isinstance(sample[metric], bool | int | float):
                 metrics[f"{metric},{sample['filter']}"] = float(sample[metric])

@@ -1,9 +1,10 @@
 """Tasks of EleutherAI's lm-evaluation-harness as they are: ``gym-serve eval lm_eval:gsm8k``.
 
-Its own code makes the prompts (few-shot examples, chat turns) and scores the answers (filters, `process_results`);
-the model is called by gym_serve. So the same completions get the same scores. A group or tag (``lm_eval:mmlu_pro``)
-is one benchmark with the rows of all its tasks. Only tasks whose answers are written can be run: those that compare
-likelihoods of given answers need the model's own probabilities, and are refused by name.
+Its own code makes the prompts (few-shot examples, chat turns) and scores the answers (filters,
+`process_results`); the model is called by gym_serve. So the same completions get the same scores. A group or
+tag (``lm_eval:mmlu_pro``) is one benchmark with the rows of all its tasks. Only tasks whose answers are
+written can be run: those that compare likelihoods of given answers need the model's own probabilities, and
+are refused by name.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class LmEval(ResourcesServer):
         include_path: str | None = None
         """Folder of task files beside those that lm-eval has."""
         metric: str | None = None
-        """The metric that is the reward, as lm-eval's tables name it, e.g. ``exact_match,flexible-extract``."""
+        """The metric that is the reward, as lm-eval's tables name it, e.g.
+        ``exact_match,flexible-extract``."""
         cpu_seconds: PositiveFloat = 30.0
         """CPU time that scoring one answer may take; one that takes longer scores 0."""
         num_workers: PositiveInt = 1
@@ -91,7 +93,8 @@ def lm_eval_benchmark(name: str, **settings: Any) -> JSON:
 
 
 def task_rows(split: str, *, name: str, include_path: str | None = None) -> Iterator[JSON]:
-    """The rows of a task, a group or a tag. Raises InvalidRequest: there is none, or one is not generative."""
+    """The rows of a task, a group or a tag. Raises InvalidRequest: there is none, or one is not
+    generative."""
     try:
         from gym_serve.interop.lm_eval.tasks import rows_of
     except ImportError as error:

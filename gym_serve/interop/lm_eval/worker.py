@@ -1,7 +1,7 @@
 """A worker process of `LmEval`: scores an answer by the filters and the metrics of a task of lm-eval.
 
-It has no network and needs no data set: a task is built over the document that is scored, which its `process_docs`
-has seen already.
+It has no network and needs no data set: a task is built over the document that is scored, which its
+`process_docs` has seen already.
 """
 
 from __future__ import annotations
