@@ -57,7 +57,9 @@ run: $(VENV)/.run
 
 test: check test-sandbox test-thorough test-ray
 
-check: lint types test-fast
+# Types beside the tests: mypy keeps one core busy, and the tests wait now and then.
+check: lint
+	$(MAKE) --jobs=2 types test-fast
 
 test-fast: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not ray and not thorough and not slow and not interop" --numprocesses $(WORKERS) --dist worksteal $(TESTS)

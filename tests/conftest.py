@@ -130,7 +130,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # Else Serve looks only once a second whether an application runs, or is gone.
     client.CLIENT_POLLING_INTERVAL_S = 0.1
     # Replicas import the servers of the tests (tests/support).
-    os.environ["PYTHONPATH"] = environment(tests=True)["PYTHONPATH"]
+    os.environ["PYTHONPATH"] = environment(tests=True, lean=True)["PYTHONPATH"]
     if haproxy.ENABLED:
         os.environ |= haproxy.environment(tmp_path_factory.mktemp("haproxy"))
     ray.init(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from support.upstream import ChatEndpoint
 from support.waiting import wait_until
 from typer.testing import CliRunner
@@ -115,6 +116,21 @@ def test_a_refused_key_burns_no_row(gym: Gym, endpoint: ChatEndpoint, tmp_path: 
     assert len(records(out)) == total
 
 
+def test_top_shows_it_by_its_name_address_and_url(gym: Gym, endpoint: ChatEndpoint) -> None:
+    gym.run(ROWS, limit=2, agent="chat_agent")
+    points = gym.stats()["metrics"]["gym_serve_rollouts_total"]
+    scored = int(sum(point["value"] for point in points if point["labels"]["outcome"] == "scored"))
+    address = ray.get_runtime_context().gcs_address
+    for target in (["collected", "--address", address], ["--url", gym.url]):
+        shown = run("top", *target, "--interval", "0.2")
+        assert shown.returncode == 0, shown.stderr
+        lines = shown.stdout.splitlines()
+        assert lines[0] == (gym.url if "--url" in target else "collected")
+        assert f"  {scored} scored" in lines[1]
+        assert ["chat", endpoint.url, "up"] in map(str.split, lines)
+        assert {"policy", "chat", "weather", "chat_agent"} <= {line.partition(" ")[0] for line in lines}
+
+
 def keys(path: Path) -> Counter[str]:
     return Counter(record["_ng_rollout_id"] for record in records(path))
 
@@ -145,7 +161,6 @@ def test_over_http_with_tables(gym: Gym, tmp_path: Path) -> None:
 
 
 def test_attached_by_its_name_and_failures_in_json(gym: Gym, tmp_path: Path) -> None:
-    import ray
 
     rows = write(tmp_path / "rows.jsonl", [*example()[:3], {**example()[0], "options": 7}])
     out = tmp_path / "out.jsonl"

@@ -1,4 +1,4 @@
-"""`gym-serve top`: the page for given numbers, and the command on a terminal."""
+"""`gym-serve top`: the page for given numbers, and the command on a terminal; of a graph: test_collect.py."""
 
 import io
 import json
@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console, Group
-from support.traced import ROW, graph
-from support.upstream import ChatEndpoint
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
@@ -190,31 +188,3 @@ def test_ctrl_c_ends_it(gateway: Gateway) -> None:
     assert (process.returncode, problems) == (0, b"")
     os.close(terminal)
     os.close(control)
-
-
-def test_a_running_graph_by_its_name_address_and_url(shown_graph: Any) -> None:
-    import ray
-
-    gym, endpoint = shown_graph
-    address = ray.get_runtime_context().gcs_address
-    for target in (["shown", "--address", address], ["--url", gym.url]):
-        command = ["top", *target, "--interval", "0.2"]
-        result = CliRunner().invoke(main, command, env={"COLUMNS": "100"})
-        assert result.exit_code == 0, result.output
-        lines = result.stdout.splitlines()
-        assert lines[0] == (gym.url if "--url" in target else "shown")
-        assert lines[1].split()[-2:] == ["6", "scored"]
-        assert f"policy    {endpoint}  up" in lines
-        assert {line.split()[0] for line in lines[8:12]} == {"policy", "judge", "env", "agent"}
-
-
-@pytest.fixture(scope="module")
-def shown_graph(deploy: Any) -> Iterator[tuple[Any, str]]:
-    """A graph on the cluster that has run six rollouts, and the endpoint of its policy."""
-    with ChatEndpoint("done") as endpoint:
-        given = graph()
-        del given["tracing"]
-        given["models"]["policy"] = {"type": "chat_model", "base_url": endpoint.url, "model": "m"}
-        gym = deploy(given, name="shown")
-        gym.run([ROW] * 6)
-        yield gym, endpoint.url

@@ -102,9 +102,12 @@ _ACTIONS: dict[str, Callable[[Reader, Block], None]] = {
 
 def _needs_ray(block: Block) -> bool:
     wanted = {"python": "import Gym", "bash": "serve run"}.get(block.language)
-    return (
-        wanted is not None and block.file is None and wanted in block.text and "ray=False" not in block.text
-    )
+    return wanted is not None and block.file is None and wanted in block.text and not _in_this_process(block)
+
+
+def _in_this_process(block: Block) -> bool:
+    """Whether all graphs of a block of Python run without Ray."""
+    return 0 < block.text.count("ray=False") >= block.text.count("from_graph(")
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +133,7 @@ _WITHOUT_RAY = {"play", "validate", "list", "diff", "test", "conform"}
 def _may_start_ray(block: Block) -> bool:
     if block.language == "python":
         return block.file is None and (
-            "ray=False" not in block.text if "Gym" in block.text else "ray" in block.text
+            not _in_this_process(block) if "Gym" in block.text else "ray" in block.text
         )
     commands = [line.split() for line in block.text.splitlines()]
     return block.language == "bash" and not all(

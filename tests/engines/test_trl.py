@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from support.docs import ROOT, blocks_of
+
+pytest.importorskip("torch", reason="needs the venv of `make test-vllm`")
+
 from support.packed_attention import varlen_attention
 
 from gym_serve import Gym, ResourcesServer, Verdict, VerifyRequest, tool

@@ -58,12 +58,14 @@ class Case:
         rows: rows beside the first of its example rows.
         num_examples: how many of those are taken.
         calls: whether answers that are calls are tried, where the verifier looks at texts alone.
+        code: whether texts are tried that are code where an answer is expected; not where programs are.
     """
 
     settings: JSON = field(default_factory=dict)
     rows: list[JSON] = field(default_factory=list)
     num_examples: int = 2
     calls: bool = True
+    code: bool = True
 
 
 MATH = {"library_verifier_timeout_seconds": 5.0}
@@ -116,9 +118,12 @@ _IFEVAL: dict[str, JSON] = {
 
 CASES: dict[str, Case] = {
     # What is scored is the box: two are made for each answer.
-    "workspace": Case(rows=[{"test_command": "true"}], num_examples=0, calls=False),
+    "workspace": Case(rows=[{"test_command": "true"}], num_examples=0, calls=False, code=False),
     "code_gen": Case(
-        {"sandbox": AVAILABLE, "unit_test_timeout_secs": 0.5, "memory_mb": 512}, num_examples=1, calls=False
+        {"sandbox": AVAILABLE, "unit_test_timeout_secs": 0.5, "memory_mb": 512},
+        num_examples=1,
+        calls=False,
+        code=False,
     ),
     "equivalence_llm_judge": Case(
         rows=[
@@ -193,7 +198,7 @@ CASES: dict[str, Case] = {
             _schema({"type": "object"}, response_mode="tool_call"),
         ],
     ),
-    "text_to_sql": Case({"sandbox": AVAILABLE}, num_examples=1, calls=False),
+    "text_to_sql": Case({"sandbox": AVAILABLE}, num_examples=1, calls=False, code=False),
 }
 """What environments need beside their example rows."""
 
@@ -355,7 +360,7 @@ async def test_no_answer_is_a_failure_or_expensive(entry: EntryPoint) -> None:
     work = [
         (f"row {number}, {name}", row, output)
         for number, row in enumerate(rows)
-        for name, output in answers(row, environment.tools, calls=case.calls)
+        for name, output in answers(row, environment.tools, calls=case.calls, code=case.code)
     ]
     await host.start()
     try:

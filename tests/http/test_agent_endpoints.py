@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -50,12 +49,6 @@ def base() -> Iterator[str]:
 def clerk(base: str) -> Iterator[openai.OpenAI]:
     """The client of an agent whose policy calls the first tool, then says what it got."""
     with openai.OpenAI(base_url=f"{base}/clerk/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def messages(base: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=f"{base}/clerk", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -106,19 +99,25 @@ def test_the_models_of_an_agent(clerk: openai.OpenAI) -> None:
     assert clerk.chat.completions.create(model=model.id, messages=ASKED).choices
 
 
-def test_a_message(messages: anthropic.Anthropic) -> None:
-    tools: Any = [{"name": "stock", "input_schema": FUNCTION["parameters"]}]
-    message = messages.messages.create(model="clerk", max_tokens=99, messages=ASKED, tools=tools)
-    assert [block.type for block in message.content] == ["text"]
-    assert message.content[0].text == SAID  # type: ignore[union-attr]
-    assert message.stop_reason == "end_turn"
-    with messages.messages.stream(model="clerk", max_tokens=99, messages=ASKED, tools=tools) as stream:
-        assert "".join(stream.text_stream) == SAID
-        assert stream.get_final_message().usage == message.usage
+def test_a_message(base: str) -> None:
+    import anthropic  # here, as it takes two seconds, of each worker that collects this file
+
+    asked: Any = {"model": "clerk", "max_tokens": 99, "messages": ASKED}
+    asked["tools"] = [{"name": "stock", "input_schema": FUNCTION["parameters"]}]
+    with anthropic.Anthropic(base_url=f"{base}/clerk", api_key="none", max_retries=0) as client:
+        message = client.messages.create(**asked)
+        assert [block.type for block in message.content] == ["text"]
+        assert message.content[0].text == SAID
+        assert message.stop_reason == "end_turn"
+        with client.messages.stream(**asked) as stream:
+            assert "".join(stream.text_stream) == SAID
+            assert stream.get_final_message().usage == message.usage
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_failures_are_the_clients_own(base: str, stream: bool) -> None:
+    import anthropic  # here, as it takes two seconds, of each worker that collects this file
+
     busy: Any = [{"role": "user", "content": "refuse"}]
     with openai.OpenAI(base_url=f"{base}/parrot/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.BadRequestError, match="3 is too hot"):

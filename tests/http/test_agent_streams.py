@@ -5,7 +5,6 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from support.in_process import serving
@@ -137,6 +136,8 @@ def test_a_response_has_all_items_of_the_episode(guide: openai.OpenAI) -> None:
 
 
 def test_a_message_has_a_block_for_each_turn(base: str) -> None:
+    import anthropic  # here, as it takes two seconds, of each worker that collects this file
+
     tools: Any = [{"name": "weather", "input_schema": TOOL["parameters"]}]
     with (
         anthropic.Anthropic(base_url=f"{base}/guide", api_key="none", max_retries=0) as client,

@@ -10,7 +10,6 @@ import time
 import urllib.request
 from collections import Counter as Tally
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -251,39 +250,43 @@ async def test_the_tokens_of_a_stream_are_counted(op: str) -> None:
     assert found["time_to_first_token_seconds_count"] == {("policy",): 1}
 
 
-def test_the_metrics_of_a_graph_reach_rays_endpoint(deploy: Any, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def counted_gym(deploy: Any) -> Gym:
+    gym: Gym = deploy(panels.GRAPH, name="counted")
+    return gym
+
+
+def test_the_metrics_of_a_graph_reach_rays_endpoint(counted_gym: Gym, tmp_path: Path) -> None:
     """Over each edge and entry: from here, over HTTP, and by a Gym that joins the graph.
 
     Serve's own series, which its dashboard shows, say the same; and also what runs and waits at the moment.
     """
-    ours: dict[str, dict[str, tuple[dict[str, str], int]]] = {}
-    serves: panels.Wanted = {}
-    inline_too = {"agents.weather_agent.inline": ["weather", "policy"]}
-    with ExitStack() as held:
-        for name, overrides in {"counted": {}, "counted-inline": inline_too}.items():
-            gym = deploy(panels.GRAPH, name=name, overrides=overrides)
-            held.enter_context(panels.held(gym, tmp_path / name))
-            rollouts = gym.run(ROWS, repeats=2)
-            rollouts += Gym.attach(name).run(ROWS)
+    gym = counted_gym
+    with panels.held(gym, tmp_path / "held"), Gym.attach("counted") as attached:
+        made = {}
+        for agent in ("weather_agent", "inline"):
+            made[agent] = gym.run(ROWS, repeats=2, agent=agent) + attached.run(ROWS, agent=agent)
             with Gym.connect(gym.url) as remote:
-                rollouts += remote.run(ROWS)
-            turns = sum(c["calls"] for rollout in rollouts for c in rollout["model_usage"]["model"].values())
-            ours[name] = {
-                "rollouts_total": ({"agent": "weather_agent", "outcome": "scored"}, len(rollouts)),
-                "rollout_seconds_count": ({"agent": "weather_agent"}, len(rollouts)),
-                "verify_seconds_count": ({"server": "weather"}, len(rollouts)),
-                "calls_total": ({"server": "policy", "op": "v1/responses", "status": "200"}, turns),
-                "driver_in_flight": ({}, 0),
-            }
-            for _ in range(panels.BROKEN):
-                with pytest.raises(Unavailable):
-                    gym.call("broken", "v1/responses", {"input": "Hi"})
-            serves |= panels.wanted(name, rollouts, inline=bool(overrides))
+                made[agent] += remote.run(ROWS, agent=agent)
+        everything = [rollout for rollouts in made.values() for rollout in rollouts]
+        turns = sum(c["calls"] for rollout in everything for c in rollout["model_usage"]["model"].values())
+        ours: list[tuple[str, dict[str, str], int]] = [
+            ("verify_seconds_count", {"server": "weather"}, len(everything)),
+            ("calls_total", {"server": "policy", "op": "v1/responses", "status": "200"}, turns),
+            ("driver_in_flight", {}, 0),
+        ]
+        for agent, rollouts in made.items():
+            ours.append(("rollouts_total", {"agent": agent, "outcome": "scored"}, len(rollouts)))
+            ours.append(("rollout_seconds_count", {"agent": agent}, len(rollouts)))
+        for _ in range(panels.BROKEN):
+            with pytest.raises(Unavailable):
+                gym.call("broken", "v1/responses", {"input": "Hi"})
+        serves = panels.wanted("counted", made["weather_agent"], inline=len(made["inline"]))
 
-        def told(text: str) -> dict[str, dict[str, float]]:
-            return {name: _found(text, name, wanted) for name, wanted in ours.items()}
+        def told(text: str) -> list[float]:
+            return [_sum_in(text, f"ray_gym_serve_{n}", graph="counted", **labels) for n, labels, _ in ours]
 
-        expected = {n: {key: number for key, (_, number) in wanted.items()} for n, wanted in ours.items()}
+        expected = [number for _, _, number in ours]
         text = _when(_exported(), lambda t: told(t) == expected and panels.found(t, serves) == serves)
     assert told(text) == expected
     assert panels.found(text, serves) == serves
@@ -298,22 +301,21 @@ def _exported() -> str:
 
 
 def test_a_replica_loses_what_it_had_not_passed_on_if_it_is_killed_and_nothing_if_it_is_stopped(
-    deploy: Any,
+    counted_gym: Gym,
 ) -> None:
-    quick = {"agents.weather_agent.health_check_period_s": 1}
-    gym = deploy("graphs/weather.yaml", name="mortal", overrides=quick)
-    first = gym.run(ROWS)
-    url = _exported()
+    gym, url = counted_gym, _exported()
 
     def scored(text: str) -> float:
-        return _sum_in(text, "ray_gym_serve_rollouts_total", graph="mortal", outcome="scored")
+        labels = {"agent": "weather_agent", "outcome": "scored"}
+        return _sum_in(text, "ray_gym_serve_rollouts_total", graph="counted", **labels)
 
-    assert scored(_when(url, lambda text: scored(text) == len(first))) == len(first)
-    [pid] = children_titled("ray::ServeReplica:mortal:weather_agent")
+    before = scored(_when(url, lambda text: True))
+    first = before + len(gym.run(ROWS, agent="weather_agent"))
+    assert scored(_when(url, lambda text: scored(text) == first)) == first
+    [pid] = children_titled("ray::ServeReplica:counted:weather_agent")
     os.kill(pid, signal.SIGKILL)
-    second = gym.run(ROWS, attempts=5)
+    both = first + len(gym.run(ROWS, agent="weather_agent", attempts=5))
     gym.shutdown()
-    both = len(first) + len(second)
     assert scored(_when(url, lambda text: scored(text) >= both)) == both
 
 
@@ -347,13 +349,6 @@ def test_a_killed_replica_loses_at_most_its_last_15_seconds(deploy: Any, seconds
 
 _SCRAPED = 10.0
 """Seconds after which Ray passes metrics on, by default."""
-
-
-def _found(text: str, graph: str, wanted: dict[str, tuple[dict[str, str], int]]) -> dict[str, float]:
-    return {
-        name: _sum_in(text, f"ray_gym_serve_{name}", graph=graph, **labels)
-        for name, (labels, _) in wanted.items()
-    }
 
 
 def _when(url: str, is_there: Callable[[str], bool]) -> str:

@@ -217,13 +217,16 @@ SHAPES: dict[str, list[Any]] = {
 """Outputs by name that are not of the form that an endpoint gives."""
 
 
-def answers(row: JSON, tools: Iterable[str], *, calls: bool = True) -> Iterator[tuple[str, list[Any]]]:
+def answers(
+    row: JSON, tools: Iterable[str], *, calls: bool = True, code: bool = True
+) -> Iterator[tuple[str, list[Any]]]:
     """Names and output items of all answers to a row.
 
     Args:
         row: the row; its tools are called.
         tools: further tools that are called.
         calls: whether payloads come as arguments, too.
+        code: whether `CODE` is among them.
     """
     given = row.get("responses_create_params", {}).get("tools") or []
     parameters = {tool["name"]: list(tool["parameters"]["properties"]) for tool in given if "name" in tool}
@@ -237,12 +240,12 @@ def answers(row: JSON, tools: Iterable[str], *, calls: bool = True) -> Iterator[
         if calls:
             yield f"{what}: the arguments", [called(name, text)]
             yield f"{what}: in the arguments", [called(name, dict.fromkeys(keys, text)), *said("Done.")]
-    for code in CODE:
-        yield f"code {code[:40]!r}: in every place", said(_everywhere(code))
-    if calls:
+    for text in CODE if code else ():
+        yield f"code {text[:40]!r}: in every place", said(_everywhere(text))
+    if calls and code:
         yield (
             "code: in the arguments",
-            [called(name, dict.fromkeys(keys, code), f"call_{n}") for n, code in enumerate(CODE)],
+            [called(name, dict.fromkeys(keys, text), f"call_{n}") for n, text in enumerate(CODE)],
         )
     for what, output in SHAPES.items():
         yield what, output

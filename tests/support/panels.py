@@ -18,8 +18,18 @@ GRAPH = {
         "broken": {"type": "support.traced:TracedModel", "failures": 99},
         "slow": {"type": "support.scaling:Held", "max_ongoing_requests": 2},
     },
+    "agents": {
+        "weather_agent": {"health_check_period_s": 1},
+        "inline": {
+            "type": "simple_agent",
+            "model": "policy",
+            "resources": "weather",
+            "max_steps": 8,
+            "inline": ["weather", "policy"],
+        },
+    },
 }
-"""The weather graph with two further models: one that fails, and one of which calls wait."""
+"""The weather graph with an agent in which its servers run, and two models: one fails, of one calls wait."""
 
 BROKEN, HELD = 3, 5
 """How often each of them is called."""
@@ -43,16 +53,17 @@ def held(gym: Gym, file: Path) -> Iterator[None]:
             thread.join()
 
 
-def wanted(application: str, rollouts: list[Rollout], *, inline: bool) -> Wanted:
-    """The series, if the other servers were called by the rollouts alone. Who is inline is no deployment."""
+def wanted(application: str, rollouts: list[Rollout], inline: int) -> Wanted:
+    """The series after rollouts of ``weather_agent``, and as many of ``inline``, whose servers are itself."""
     n = len(rollouts)
     tools = sum(item["type"] == "function_call" for rollout in rollouts for item in rollout.output)
     turns = sum(c["calls"] for rollout in rollouts for c in rollout["model_usage"]["model"].values())
     weather = {"seed_session": n, "tools/get_weather": tools, "verify": n, "close_session": n}
     counts: dict[str, dict[str, float]] = {
-        "weather": {} if inline else weather,
-        "policy": {} if inline else {"v1/responses": turns},
+        "weather": weather,
+        "policy": {"v1/responses": turns},
         "weather_agent": {"run": n},
+        "inline": {"run": inline},
         "broken": {"v1/responses": BROKEN},
     }
     by_route = [({"deployment": d, "route": op}, n) for d, ops in counts.items() for op, n in ops.items()]

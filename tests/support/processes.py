@@ -17,22 +17,26 @@ import psutil
 __all__ = ["can_mount", "children_titled", "environment", "is_running", "replicas_of", "run_module"]
 
 TESTS = Path(__file__).parents[1]
+_LEAN = str(TESTS / "support" / "lean")
+"""Hides pandas. Serve imports it where it is, a quarter of the start of a replica; the wheel brings none."""
 
 
 RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64}
 """For a Ray of its own: its token, which programs with another home need too."""
 
 
-def environment(*hidden: str, tests: bool = False) -> dict[str, str]:
+def environment(*hidden: str, tests: bool = False, lean: bool = False) -> dict[str, str]:
     """The environment for a program that a test starts.
 
     Args:
         hidden: beginnings of the names of variables that it does not get.
         tests: whether it finds the modules of the tests, as a replica does. A user's program does not.
+        lean: whether it finds no pandas, as where the wheel alone is installed.
     """
     found = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     others = found.pop("PYTHONPATH", "").split(os.pathsep)
-    paths = [str(TESTS)] * tests + [path for path in others if path not in ("", str(TESTS))]
+    paths = [_LEAN] * lean + [str(TESTS)] * tests
+    paths += [path for path in others if path not in ("", str(TESTS), _LEAN)]
     return found | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
@@ -47,7 +51,7 @@ def can_mount() -> bool:
 def run_module(module: str, *arguments: str) -> dict[str, Any]:
     """What a module printed last: a JSON object. What it says on standard error is passed on."""
     command = [sys.executable, "-m", module, *arguments]
-    env = environment("RAY_ADDRESS", tests=True) | RAY_TOKEN
+    env = environment("RAY_ADDRESS", tests=True, lean=True) | RAY_TOKEN
     result = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
     objects = [line for line in result.stdout.splitlines() if line.startswith(b"{")]
     printed: dict[str, Any] = orjson.loads(objects[-1])

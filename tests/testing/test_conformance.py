@@ -96,6 +96,16 @@ def test_a_graph_runs_it_by_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@needs_node
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+async def test_behind_the_gateway_of_a_graph_it_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as node:
+        monkeypatch.setenv("GUESS_URL", node)
+        with serving(lambda url: {"/web": resolve(load_graph(FOLDER / "graph.yaml").spec)}) as url:
+            fixtures = load_fixtures(FIXTURES)
+            assert await failed(check_conformance(f"{url}/web/guess", "environment", None, fixtures)) == []
+
+
 # Servers that do not
 
 ID = 'request.headers["x-session-id"]'

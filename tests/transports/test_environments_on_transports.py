@@ -1,6 +1,7 @@
 """Environments that ship: two runs of the same rows give the same rewards, over each kind of transport.
 
-One environment of each sort (`tests/environments/test_same_rewards.py` has all of them, without Ray).
+One environment of each sort. Slow: `tests/environments/test_same_rewards.py` has all of them without Ray, and
+`test_transports.py` what transports do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import pytest
 from support.everything import OFFLINE, Everything, rows
 
 from gym_serve import Gym
+
+pytestmark = pytest.mark.slow
 
 TRANSPORTS = ("replica", "inline", "http")
 NAMES = (

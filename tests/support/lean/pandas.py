@@ -1,0 +1,3 @@
+"""Hides pandas: see `support.processes`."""
+
+raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
