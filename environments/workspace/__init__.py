@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 from gym_serve.environments.workspace.images import Images, cache_folder
 from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Task, WorkspaceRow, task_of
 from gym_serve.sandbox import (
+    BoxPool,
     ExecResult,
     Sandbox,
     SandboxRefused,
@@ -39,6 +40,7 @@ logger = logging.getLogger("gym_serve")
 _SHOWN = 4000
 _REASON = 200
 _REWARDS = 1 << 16
+_FOLDERS = (f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts")
 _STATE = "/run/shell"
 _SHELL = f"""
 [ -f {_STATE} ] && . {_STATE} 2>/dev/null
@@ -91,7 +93,14 @@ class Workspace(ResourcesServer):
         """Seconds that the tests may take, those of Harbor's tasks included, which have a limit of their own;
         with ``must_fail`` twice, and less than the agent's ``verify_timeout``."""
         max_boxes: int = Field(64, ge=2)
-        """Boxes that are live at the same time in a replica; others wait. Read at the start only."""
+        """Boxes that are live at the same time in a replica; others wait. Read at the start only, as all of
+        these settings of boxes."""
+        warm_boxes: int = Field(8, ge=0)
+        """Of these, the most that are kept ready for episodes to come, by how often their kind was taken in
+        the last half minute; 0 starts each box when it is asked for."""
+        box_resource: str | None = None
+        """Ray's custom resource of which a replica takes ``max_boxes``, so that Serve places replicas where
+        boxes fit: nodes that have it say so (``ray start --resources='{"boxes": 256}'``). None for none."""
 
     class Session:
         def __init__(self) -> None:
@@ -105,6 +114,13 @@ class Workspace(ResourcesServer):
     config: Config
 
     @classmethod
+    def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        config = cls.Config(**settings)
+        if config.box_resource is None:
+            return {}
+        return {"resources": {**(options.get("resources") or {}), config.box_resource: config.max_boxes}}
+
+    @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
         yield from super().preflight(config)
         yield from provider_problems(config.sandbox)
@@ -112,7 +128,9 @@ class Workspace(ResourcesServer):
     async def start(self) -> None:
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
-        self._places = asyncio.Semaphore(self.config.max_boxes)
+        self._pool = self.manage(
+            BoxPool(self._provider, most=self.config.max_boxes, warm=self.config.warm_boxes)
+        )
         await super().start()
 
     def operations(self) -> dict[str, Operation]:
@@ -129,32 +147,19 @@ class Workspace(ResourcesServer):
         return spec if spec.image else spec.model_copy(update={"image": self.config.image})
 
     async def _box(self, spec: SandboxSpec, task: Task) -> Sandbox:
-        await self._places.acquire()
+        box = await self._pool.take(spec.model_copy(update={"folders": _FOLDERS}))
         try:
-            box = await self._provider.create(spec)
-        except BaseException:
-            self._places.release()
-            raise
-        try:
-            folders = [f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts"]
-            await box.exec(["mkdir", "-p", *folders], timeout=60, user=0, cwd="/")
             if task.files is not None:
                 await box.put(spec.workdir, task.files)
         except BaseException:
-            await self._end(box)
+            await self._pool.end(box)
             raise
         return box
-
-    async def _end(self, box: Sandbox) -> None:
-        try:
-            await box.close()
-        finally:
-            self._places.release()
 
     async def close(self, session: Session) -> None:
         box, session.box = session.box, None
         if box is not None:
-            await self._end(box)
+            await self._pool.end(box)
 
     # Tools
 
@@ -234,7 +239,8 @@ class Workspace(ResourcesServer):
             await box.put(SOLUTION, task.solution)
             script = f"{SOLUTION}/solve.sh"
             done = await box.exec(
-                f"chmod +x {script}; head -c 2 {script} | grep -q '#!' || exec bash {script}; exec {script}",
+                f"chmod +x {script}; read -r first <{script}; "
+                f"case $first in '#!'*) exec {script};; esac; exec bash {script}",
                 timeout=current().timeout() or 600.0,
                 env={"DEBIAN_FRONTEND": "noninteractive", **task.solution_env},
             )
@@ -272,9 +278,12 @@ class Workspace(ResourcesServer):
         limit = self.config.max_carried_mb << 20
         left: dict[str, bytes] = {}
         for path in paths:
-            there = await box.exec(["test", "-d", path], timeout=60, cwd="/", user=0)
-            if there.ok or path == paths[0]:
+            try:
                 left[path] = await box.get(path, limit=limit - sum(map(len, left.values())))
+            except SandboxRefused:
+                there = await box.exec(["test", "-d", path], timeout=60, cwd="/", user=0)
+                if there.ok or path == paths[0]:
+                    raise
         return left
 
     async def _tested(
@@ -303,7 +312,7 @@ class Workspace(ResourcesServer):
                 return WorkspaceVerdict(reward=0.0, reason=f"the tests do not start: {error}")
             return await self._verdict(task, box, done)
         finally:
-            await self._end(box)
+            await self._pool.end(box)
 
     async def _verdict(self, task: Task, box: Sandbox, done: ExecResult) -> WorkspaceVerdict:
         details: Any = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}

@@ -244,7 +244,7 @@ def archive_of(source: Path | Mapping[str, str]) -> bytes:
     leads out of the archive.
     """
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as archive:
         if isinstance(source, Path):
             archive.add(source, arcname=".", filter=_of_root)
             return data.getvalue()

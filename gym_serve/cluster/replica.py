@@ -211,6 +211,7 @@ class Replica:
             self._node,
             self._admission,
             sessions=self._sessions,
+            boxes=self._runner.server.boxes,
             limit=request_limits()[0],
             draining=self._draining,
             loads=self._loads(),

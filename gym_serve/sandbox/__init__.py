@@ -24,6 +24,7 @@ from gym_serve.sandbox.boxes import (
     find_provider,
     provider_problems,
 )
+from gym_serve.sandbox.pools import BoxPool
 from gym_serve.sandbox.process import Execution, ProgramRun, SandboxDied, SandboxedPython, SandboxPool
 from gym_serve.sandbox.providers import (
     Bubblewrap,
@@ -36,6 +37,7 @@ from gym_serve.sandbox.providers import (
 )
 
 __all__ = [
+    "BoxPool",
     "Bubblewrap",
     "BuildsImages",
     "Confinement",

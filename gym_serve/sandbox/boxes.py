@@ -34,6 +34,8 @@ class SandboxSpec(BaseModel):
     """Layers on top of it, the last one first, as `SandboxProvider.create` makes them."""
     workdir: AbsolutePath = "/"
     """Where commands run that do not say; made if it is missing."""
+    folders: tuple[AbsolutePath, ...] = ()
+    """Further folders that are made if they are missing."""
     env: dict[str, str] = {}
     """Environment variables of all commands."""
     user: str | int | None = None
@@ -90,6 +92,11 @@ def words_of(command: str | Sequence[str]) -> list[str]:
 
 class Sandbox(Protocol):
     """A box that lives until it is closed, or the process that made it ends."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it is known that the box is gone."""
+        ...
 
     async def exec(
         self,

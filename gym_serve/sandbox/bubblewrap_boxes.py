@@ -128,6 +128,7 @@ class _Plan:
             "links": _links() if machine else [],
             "mounts": ["tmp"],
             "workdir": spec.workdir,
+            "made": spec.folders,
             "covered": [*hidden, *_files(machine=machine, network=spec.network == "full")],
             "pids": spec.pids,
             "memory": spec.memory_mb << 20,
@@ -182,6 +183,10 @@ class BubblewrapBox:
         self._reading: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._over: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._over is None
 
     async def begin(self, config: Mapping[str, Any]) -> None:
         """Have the first process make the root. Raises `Unavailable` if it does not."""

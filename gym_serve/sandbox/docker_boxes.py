@@ -89,9 +89,18 @@ class DockerBoxes:
                 held = container.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(held)  # type: ignore[arg-type] # of its own __aexit__
                 await container.start()
-            except (DockerError, OSError) as error:
+            except DockerError as error:
+                failure = InvalidRequest if error.status in (400, 404) else Unavailable
+                raise failure(f"a box of {spec.image} does not start: {error.message}") from error
+            except OSError as error:
                 raise Unavailable(f"a box of {spec.image} does not start: {error}") from error
-            return DockerBox(container, spec, stack.pop_all())
+            box = DockerBox(container, spec, stack.pop_all())
+            try:
+                await box.make(spec.folders)
+            except BaseException:
+                await box.close()
+                raise
+            return box
         raise AssertionError("unreachable")
 
     async def build(self, folder: Path, spec: SandboxSpec, timeout: float) -> SandboxSpec:
@@ -203,6 +212,11 @@ class DockerBox:
         self._numbers = itertools.count(1)
         self._closed = False
 
+    @property
+    def alive(self) -> bool:
+        """See `Sandbox.alive`."""
+        return not self._closed
+
     async def exec(
         self,
         command: str | Sequence[str],
@@ -248,6 +262,11 @@ class DockerBox:
             ended=ended,
             cut=any(output.size > output_limit for output in outputs),
         )
+
+    async def make(self, folders: Sequence[str]) -> None:
+        """Make folders where they are missing."""
+        if folders:
+            await self.exec(["mkdir", "-p", "--", *folders], timeout=_FILE_SECONDS, user=0)
 
     async def _kill(self, mark: str) -> None:
         execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", mark], user="0")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # `signal` takes milliseconds to import
 import ctypes
+import gc
 import marshal
 import os
 import resource
@@ -128,7 +129,8 @@ def _enter(config: dict[str, Any]) -> None:
     _call(_libc.syscall, number, b".", b".", what="cannot change the root")
     _call(_libc.umount2, b".", _MNT_DETACH)
     os.chdir("/")
-    os.makedirs(config["workdir"], exist_ok=True)
+    for folder in (config["workdir"], *config["made"]):
+        os.makedirs(folder, exist_ok=True)
     sys.path[:] = [f"/proc/self/fd/{folder}" for folder in folders]
     config["library"] = folders
     # Nobody but this process may look at it; and no signal from inside reaches one that it does not handle.
@@ -239,6 +241,9 @@ class Box:
             return
         command = Command(request)
         if request["op"] in ("get", "put"):
+            for name in ("re", "shutil"):
+                if name not in sys.modules:
+                    sys.modules[name] = _Later(name)  # type: ignore[assignment]
             import tarfile  # noqa: F401 - once, for all children
         try:
             self._start(command, request)
@@ -365,6 +370,7 @@ class Box:
 def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> NoReturn:
     """In the child: become the command. Never returns."""
     report = ends[3]
+    gc.disable()  # to look at what the parent made, would copy it
     try:
         os.setsid()
         for number, end in enumerate(ends[:3]):
@@ -470,7 +476,8 @@ def _files(request: dict[str, Any]) -> None:
 
         if request["op"] == "get":
             out: Any = Bounded(request["limit"])
-            with tarfile.open(fileobj=out, mode="w|") as archive:
+            # Extended headers, which hold parts of a second, would need `re` on the other side.
+            with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
                 archive.add(path, arcname=".", filter=lambda member: None if member.isdev() else member)
         else:
             if request["clear"]:
@@ -480,6 +487,23 @@ def _files(request: dict[str, Any]) -> None:
                 # The archive is of a box, as this process is.
                 archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
                 archive.extractall(path)
+
+
+class _Later:
+    """A module that is imported when it is used first. `tarfile` imports some that take milliseconds, for
+    archives that are seldom."""
+
+    __spec__ = None  # the import system asks for it
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._module is None:
+            sys.modules.pop(self._name)
+            self._module = __import__(self._name)
+        return getattr(self._module, name)
 
 
 def _clear(path: str) -> None:
