@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 
-from gym_serve.environments.workspace.images import Images, cache_folder
+from gym_serve.environments.workspace.images import Images, cache_folder, sweep
 from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Task, WorkspaceRow, task_of
 from gym_serve.sandbox import (
     BoxPool,
@@ -98,6 +98,9 @@ class Workspace(ResourcesServer):
         warm_boxes: int = Field(8, ge=0)
         """Of these, the most that are kept ready for episodes to come, by how often their kind was taken in
         the last half minute; 0 starts each box when it is asked for."""
+        max_layers_gb: PositiveFloat = 50.0
+        """Size of the built layers of images that are kept on this machine (bubblewrap). At its start, a
+        replica removes those that were used the longest ago, but for those of the last day."""
         box_resource: str | None = None
         """Ray's custom resource of which a replica takes ``max_boxes``, so that Serve places replicas where
         boxes fit: nodes that have it say so (``ray start --resources='{"boxes": 256}'``). None for none."""
@@ -128,6 +131,7 @@ class Workspace(ResourcesServer):
     async def start(self) -> None:
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
+        await asyncio.to_thread(sweep, cache_folder(), self.config.max_layers_gb * 1e9)
         self._pool = self.manage(
             BoxPool(self._provider, most=self.config.max_boxes, warm=self.config.warm_boxes)
         )

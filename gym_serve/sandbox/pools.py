@@ -21,6 +21,7 @@ from gym_serve.types.errors import GymError, Retryable, Unavailable
 logger = logging.getLogger("gym_serve")
 
 _WINDOW = 30.0  # seconds; so often as boxes were taken in them, they will be taken
+_SHORTEST = 5.0  # seconds; what was taken at once is not taken again at once
 _AHEAD = 2.0  # boxes are ready for so many times the seconds that one takes to start
 _KINDS = 128  # that are remembered without a box
 _WARM_SECONDS = 600.0  # an older box is not given away
@@ -83,7 +84,9 @@ class Kind:
         """How many boxes are taken before others have started, if it goes on like this."""
         while self.takes and self.takes[0] <= now - _WINDOW:
             self.takes.popleft()
-        return len(self.takes) / _WINDOW * self.seconds * _AHEAD
+        if not self.takes:
+            return 0.0
+        return len(self.takes) / max(_SHORTEST, now - self.takes[0]) * self.seconds * _AHEAD
 
     @property
     def short(self) -> int:
@@ -213,7 +216,7 @@ class Plan:
     def forget(self, now: float) -> None:
         """Forget the kinds that have no box, and that nobody took in the window."""
         for key, kind in list(self.kinds.items()):
-            if kind.idle and not kind.expected(now) and not kind.takes:
+            if kind.idle and not kind.expected(now):
                 del self.kinds[key]
 
 
