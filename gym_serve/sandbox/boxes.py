@@ -50,6 +50,9 @@ class SandboxSpec(BaseModel):
     """Size of all files that it writes, in MiB; they are in memory."""
     pids: Annotated[int, Field(ge=320)] = 512
     """Maximum number of processes and threads."""
+    ttl: PositiveFloat | None = None
+    """Seconds that the box lives at most, whoever has it; None for as long as its owner keeps it. The
+    connection to its owner is its lease: it ends with that in any case."""
 
 
 class ExecResult(BaseModel):

@@ -79,7 +79,7 @@ class BubblewrapBoxes:
             raise Unavailable(f"a box does not start: {error}") from error
         box = BubblewrapBox(process, layer)
         try:
-            await box.begin(plan.config())
+            await box.begin(plan.config(), spec.ttl)
         except BaseException:
             await box.close()
             raise
@@ -183,13 +183,16 @@ class BubblewrapBox:
         self._reading: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._over: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def alive(self) -> bool:
         return self._over is None
 
-    async def begin(self, config: Mapping[str, Any]) -> None:
-        """Have the first process make the root. Raises `Unavailable` if it does not."""
+    async def begin(self, config: Mapping[str, Any], ttl: float | None = None) -> None:
+        """Have the first process make the root; the box ends after ``ttl`` seconds. Raises `Unavailable` if
+        it does not start."""
         reply = self._expect(0, _NOTES)
         self._reading = asyncio.create_task(self._read())
         self._write(_resident())
@@ -200,6 +203,12 @@ class BubblewrapBox:
             raise Unavailable(f"a box does not start: {error or 'not in time'}") from error
         if ended != resident.EXITED:
             raise Unavailable(f"a box does not start: {errors.decode('utf-8', 'replace')}")
+        if ttl is not None:
+            self._timer = asyncio.get_running_loop().call_later(ttl, self._expire, ttl)
+
+    def _expire(self, ttl: float) -> None:
+        self._end(f"its time to live, {ttl:g} s, is over")
+        self._closing = asyncio.create_task(self.close())
 
     async def exec(
         self,
@@ -230,6 +239,8 @@ class BubblewrapBox:
 
     async def close(self) -> None:
         self._end("it was closed")
+        if self._timer is not None:
+            self._timer.cancel()
         await self._process.stop()
         if self._reading is not None:
             self._reading.cancel()

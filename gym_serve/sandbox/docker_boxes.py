@@ -96,7 +96,7 @@ class DockerBoxes:
                 raise Unavailable(f"a box of {spec.image} does not start: {error}") from error
             box = DockerBox(container, spec, stack.pop_all())
             try:
-                await box.make(spec.folders)
+                await box.begin()
             except BaseException:
                 await box.close()
                 raise
@@ -211,6 +211,9 @@ class DockerBox:
         self._stack = stack
         self._numbers = itertools.count(1)
         self._closed = False
+        self._over = "it was closed"
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def alive(self) -> bool:
@@ -263,10 +266,16 @@ class DockerBox:
             cut=any(output.size > output_limit for output in outputs),
         )
 
-    async def make(self, folders: Sequence[str]) -> None:
-        """Make folders where they are missing."""
-        if folders:
-            await self.exec(["mkdir", "-p", "--", *folders], timeout=_FILE_SECONDS, user=0)
+    async def begin(self) -> None:
+        """Make the folders of the box, and count the time that it lives from now on."""
+        if self._spec.folders:
+            await self.exec(["mkdir", "-p", "--", *self._spec.folders], timeout=_FILE_SECONDS, user=0)
+        if self._spec.ttl is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._spec.ttl, self._expire)
+
+    def _expire(self) -> None:
+        self._over = f"its time to live, {self._spec.ttl:g} s, is over"
+        self._closing = asyncio.create_task(self.close())
 
     async def _kill(self, mark: str) -> None:
         execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", mark], user="0")
@@ -280,7 +289,7 @@ class DockerBox:
         from aiodocker.exceptions import DockerError
 
         if self._closed:
-            raise SessionLost("the box is gone: it was closed")
+            raise SessionLost(f"the box is gone: {self._over}")
         try:
             yield
         except DockerError as error:
@@ -326,6 +335,8 @@ class DockerBox:
     async def close(self) -> None:
         """See `Sandbox.close`."""
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         await self._stack.aclose()
 
 
