@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+_LOOK_SECONDS = 1.0
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -103,6 +104,16 @@ class ChildProcess:
             self.writer.close()
             self._ending = asyncio.create_task(asyncio.to_thread(_collect, self._process, grace))
         return await asyncio.shield(self._ending)
+
+
+async def end_with_parent(parent: int) -> None:
+    """Kill this process once its parent, of this id, is gone.
+
+    A worker of Ray outlives a raylet that was killed, with all that it has, though Ray takes it for dead.
+    """
+    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(_LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
