@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.confined import ConfinedProcess
@@ -77,9 +77,9 @@ class BubblewrapBoxes:
             )
         except OSError as error:
             raise Unavailable(f"a box does not start: {error}") from error
-        box = BubblewrapBox(process, layer)
+        box = BubblewrapBox(process, spec, layer)
         try:
-            await box.begin(plan.config(), spec.ttl)
+            await box.begin(plan.config())
         except BaseException:
             await box.close()
             raise
@@ -136,6 +136,7 @@ class _Plan:
             "user": spec.user,
             "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
             "filter": box_filter(os.uname().machine),
+            "replies": 0,
         }
 
 
@@ -172,11 +173,24 @@ def _files(*, machine: bool, network: bool) -> list[tuple[str, str, bytes]]:
     return [("etc", name, data) if machine else ("root", f"etc/{name}", data) for name, data in names]
 
 
+class FirstProcess(Protocol):
+    """What a box needs of its first process (`inside.resident`): the way to it, and its end."""
+
+    @property
+    def reader(self) -> asyncio.StreamReader: ...
+
+    @property
+    def writer(self) -> Any: ...
+
+    async def stop(self) -> object: ...
+
+
 class BubblewrapBox:
     """A box with its own first process; see `Sandbox`."""
 
-    def __init__(self, process: ConfinedProcess, layer: Path | None) -> None:
+    def __init__(self, process: FirstProcess, spec: SandboxSpec, layer: Path | None) -> None:
         self._process = process
+        self._ttl = spec.ttl
         self._layer = layer
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[tuple[int, int, bytes, bytes]], int]] = {}
@@ -190,12 +204,12 @@ class BubblewrapBox:
     def alive(self) -> bool:
         return self._over is None
 
-    async def begin(self, config: Mapping[str, Any], ttl: float | None = None) -> None:
-        """Have the first process make the root; the box ends after ``ttl`` seconds. Raises `Unavailable` if
-        it does not start."""
+    async def begin(self, config: Mapping[str, Any], *, source: bytes | None = None) -> None:
+        """Have the first process make the root. ``source``: its program, for a Python that is not this one.
+        Raises `Unavailable` if it does not."""
         reply = self._expect(0, _NOTES)
         self._reading = asyncio.create_task(self._read())
-        self._write(_resident())
+        self._write(source or _resident())
         await self._send(config)
         try:
             ended, _, _, errors = await asyncio.wait_for(reply, _START_SECONDS)
@@ -203,11 +217,11 @@ class BubblewrapBox:
             raise Unavailable(f"a box does not start: {error or 'not in time'}") from error
         if ended != resident.EXITED:
             raise Unavailable(f"a box does not start: {errors.decode('utf-8', 'replace')}")
-        if ttl is not None:
-            self._timer = asyncio.get_running_loop().call_later(ttl, self._expire, ttl)
+        if self._ttl is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._ttl, self._expire)
 
-    def _expire(self, ttl: float) -> None:
-        self._end(f"its time to live, {ttl:g} s, is over")
+    def _expire(self) -> None:
+        self._end(f"its time to live, {self._ttl:g} s, is over")
         self._closing = asyncio.create_task(self.close())
 
     async def exec(

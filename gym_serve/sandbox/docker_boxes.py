@@ -4,8 +4,10 @@ The first process of a container waits for the end of its standard input, which 
 process. So a container ends with the process that made it, however that ends, and the daemon removes it then:
 nothing is left to be swept.
 
-Commands are ``exec`` calls of the daemon, in any image that has a shell, ``tar`` and ``head``. One has the
-variable `_MARK` in its environment, and so has all that it starts: that is what is killed at its time limit.
+Where the image has a Python, 3.9 or newer, the first process executes commands, as in a box of bubblewrap
+(`inside.resident`): it has imported all that it needs before the agent comes. In other images with a shell,
+``tar`` and ``head``, commands are ``exec`` calls of the daemon. Such a command has the variable `_MARK` in
+its environment, and so has all that it starts: that is what is killed at its time limit.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import hashlib
 import io
 import itertools
+import json
 import os
 import secrets
 import socket
@@ -27,7 +30,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from aiohttp import ClientError
 
 from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
+from gym_serve.sandbox.bubblewrap_boxes import BubblewrapBox
+from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.resident import Output
+from gym_serve.sandbox.providers import RESIDENT
 from gym_serve.types.errors import InvalidRequest, SessionLost, Unavailable
 
 if TYPE_CHECKING:
@@ -42,6 +48,13 @@ LABEL = "gym-serve"
 _MARK = "GYM_SERVE_COMMAND"
 _SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 _FILE_SECONDS = 60.0
+_START_SECONDS = 60.0
+_FIRST = """command -v python3 >/dev/null 2>&1 && exec python3 -I -S -X utf8 -c "$1"; printf c; exec cat"""
+_PYTHON = f"""import os, sys
+if sys.version_info < (3, 9): os.write(1, b'c'); os.execvp('cat', ['cat'])
+os.write(1, b'r')
+{RESIDENT}"""
+_SOURCE = Path(resident.__file__).read_bytes()
 _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.5  # between two looks whether a command has ended
 _LAST_OUTPUT_SECONDS = 0.2  # for what it wrote, once it has ended and others hold its output
@@ -56,6 +69,9 @@ done; true"""
 
 class DockerBoxes:
     """Makes containers; see the module. ``DOCKER_HOST`` says where the daemon is."""
+
+    def __init__(self) -> None:
+        self._swept = False
 
     def problems(self) -> list[str]:
         """See `SandboxProvider.problems`."""
@@ -75,7 +91,7 @@ class DockerBoxes:
                     return [f"sandbox: no daemon of Docker or Podman at {url}: {error}"]
         return []
 
-    async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> DockerBox:
+    async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> Sandbox:
         """See `SandboxProvider.create`. Changes stay with the daemon: ``layer`` must be None."""
         if spec.image is None or spec.root is not None or spec.layers or layer is not None:
             raise InvalidRequest("a box of Docker is made of an image, not of folders of this machine")
@@ -84,16 +100,32 @@ class DockerBoxes:
         async with AsyncExitStack() as stack:
             docker = await stack.enter_async_context(_client())
             try:
+                if not self._swept:
+                    self._swept = True
+                    await _sweep(docker)
+                image = (await docker.images.inspect(spec.image))["Config"]
+                spec = spec.model_copy(update={"user": image.get("User") if spec.user is None else spec.user})
                 container = await docker.containers.create(_config(spec))
                 stack.push_async_callback(_remove, container)
                 held = container.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(held)  # type: ignore[arg-type] # of its own __aexit__
                 await container.start()
+                channel = await stack.enter_async_context(_Channel(held))
+                has_python = await asyncio.wait_for(channel.reader.readexactly(1), _START_SECONDS) == b"r"
             except DockerError as error:
                 failure = InvalidRequest if error.status in (400, 404) else Unavailable
                 raise failure(f"a box of {spec.image} does not start: {error.message}") from error
-            except OSError as error:
+            except (OSError, EOFError, asyncio.TimeoutError) as error:
                 raise Unavailable(f"a box of {spec.image} does not start: {error}") from error
+            if has_python:
+                channel.stack = stack.pop_all()
+                resident_box = BubblewrapBox(channel, spec, None)
+                try:
+                    await resident_box.begin(_settings(spec), source=_SOURCE)
+                except BaseException:
+                    await resident_box.close()
+                    raise
+                return resident_box
             box = DockerBox(container, spec, stack.pop_all())
             try:
                 await box.begin()
@@ -168,14 +200,14 @@ def _config(spec: SandboxSpec) -> dict[str, Any]:
     memory = spec.memory_mb << 20
     return {
         "Image": spec.image,
-        "Entrypoint": ["cat"],
+        "Entrypoint": ["/bin/sh", "-c", _FIRST, "sh", _PYTHON],
         "Cmd": [],
         "OpenStdin": True,
         "StdinOnce": True,  # its input ends with the first connection to it
         "AttachStdin": True,
         "WorkingDir": spec.workdir,
         "Env": [f"{name}={value}" for name, value in spec.env.items()],
-        "User": "" if spec.user is None else str(spec.user),
+        "User": "0",
         "Labels": {LABEL: f"{socket.gethostname()}:{os.getpid()}", f"{LABEL}.version": version("gym-serve")},
         "HostConfig": {
             "AutoRemove": True,
@@ -187,6 +219,78 @@ def _config(spec: SandboxSpec) -> dict[str, Any]:
             "SecurityOpt": ["no-new-privileges"],
         },
     }
+
+
+def _settings(spec: SandboxSpec) -> dict[str, Any]:
+    """What the first process is told where it is Python: the daemon has done the rest."""
+    user = spec.user.partition(":")[0] if isinstance(spec.user, str) else spec.user
+    return {
+        "overlays": [],
+        "workdir": spec.workdir,
+        "made": spec.folders,
+        "pids": spec.pids,
+        "memory": spec.memory_mb << 20,
+        "env": dict(spec.env),
+        "user": user or None,
+        "cores": [],
+        "filter": b"",
+        "replies": 1,
+    }
+
+
+class _Channel:
+    """Standard input and output of a container, as the streams of a process."""
+
+    def __init__(self, held: Stream) -> None:
+        self.reader = asyncio.StreamReader()
+        self.writer = self
+        self.stack = AsyncExitStack()
+        self._held = held
+        self._waiting = bytearray()
+        self._written = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> _Channel:
+        self._tasks = [asyncio.create_task(work()) for work in (self._read, self._send)]
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def write(self, data: bytes) -> None:
+        self._waiting += data
+        self._written.set()
+
+    async def drain(self) -> None:
+        """Nothing is to be waited for: who asks waits for the answer."""
+
+    async def stop(self) -> None:
+        await self.stack.aclose()
+
+    async def _read(self) -> None:
+        with suppress(OSError, ClientError):
+            while (message := await self._held.read_out()) is not None:
+                if message.stream == 1:
+                    self.reader.feed_data(message.data)
+        self.reader.feed_eof()
+
+    async def _send(self) -> None:
+        with suppress(OSError, ClientError, RuntimeError):  # the reader sees it as well
+            while True:
+                await self._written.wait()
+                self._written.clear()
+                data, self._waiting = bytes(self._waiting), bytearray()
+                for start in range(0, len(data), _CHUNK):
+                    await self._held.write_in(data[start : start + _CHUNK])
+
+
+async def _sweep(docker: Docker) -> None:
+    """Remove containers that have ended, and that the daemon was stopped before it removed."""
+    over = {"label": [LABEL], "status": ["exited"]}
+    for container in await docker.containers.list(all=True, filters=json.dumps(over)):
+        await _remove(container)
 
 
 async def _remove(container: DockerContainer) -> None:
@@ -242,7 +346,7 @@ class DockerBox:
                 ["/bin/sh", "-c", script, "sh", cwd or self._spec.workdir, *argv],
                 stdin=bool(stdin),
                 environment={**(env or {}), _MARK: mark},
-                user="" if user is None else str(user),
+                user=str((self._spec.user if user is None else user) or ""),
             )
             async with execution.start() as stream:
                 try:

@@ -49,15 +49,21 @@ _CHUNK = 1 << 16
 _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it is the machine's
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_replies = 0  # the file that replies go to
 
 
 def main() -> None:
     """Serve until the socket ends."""
+    global _replies  # noqa: PLW0603 - of the process, which is this
     config = marshal.loads(_message(0) or b"")
+    _replies = config["replies"]
     try:
-        _mount(config)
-        _enter(config)
-        _give_up(_KEPT)
+        if config["overlays"]:
+            _mount(config)
+            _enter(config)
+            _give_up(_KEPT)
+        else:
+            _enter_container(config)
     except OSError as error:
         _send(0, NOT_STARTED, 1, b"", str(error).encode())
         return
@@ -135,6 +141,20 @@ def _enter(config: dict[str, Any]) -> None:
     config["library"] = folders
     # Nobody but this process may look at it; and no signal from inside reaches one that it does not handle.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _enter_container(config: dict[str, Any]) -> None:
+    # At once, all that is ever imported: an agent that is root may change these files.
+    import re  # noqa: F401
+    import shutil  # noqa: F401
+    import tarfile  # noqa: F401
+
+    os.chdir("/")
+    for folder in (config["workdir"], *config["made"]):
+        os.makedirs(folder, exist_ok=True)
+    config["library"] = []
+    config["env"] = {**os.environ, **config["env"]}
     _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -390,7 +410,8 @@ def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> No
             _close_all_but(config["library"])
             _files(request)
             os._exit(0)
-        _filter(config["filter"])
+        if config["filter"]:
+            _filter(config["filter"])
         _execute(request["argv"], environment)
     except BaseException as error:
         os.write(report, (str(error) or type(error).__name__).encode("utf-8", "replace"))
@@ -604,7 +625,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _send(number: int, ended: int, status: int, out: bytes, err: bytes) -> None:
-    _write(0, REPLY.pack(number, status, ended, len(out), len(err)) + out + err)
+    _write(_replies, REPLY.pack(number, status, ended, len(out), len(err)) + out + err)
 
 
 if __name__ == "resident":
