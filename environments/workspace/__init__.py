@@ -13,15 +13,16 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, TypeAdapter
 
-from gym_serve.environments.workspace.images import Images, cache_folder
+from gym_serve.environments.workspace.images import Images, cache_folder, sweep
 from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Task, WorkspaceRow, task_of
 from gym_serve.sandbox import (
+    BoxPool,
     ExecResult,
     Listens,
     ModelRelay,
@@ -44,6 +45,7 @@ logger = logging.getLogger("gym_serve")
 _SHOWN = 4000
 _REASON = 200
 _REWARDS = 1 << 16
+_FOLDERS = (f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts")
 _STATE = "/run/shell"
 _SHELL = f"""
 [ -f {_STATE} ] && . {_STATE} 2>/dev/null
@@ -115,7 +117,17 @@ class Workspace(ResourcesServer):
         """Seconds that the tests may take, those of Harbor's tasks included, which have a limit of their own;
         with ``must_fail`` twice, and less than the agent's ``verify_timeout``."""
         max_boxes: int = Field(64, ge=2)
-        """Boxes that are live at the same time in a replica; others wait. Read at the start only."""
+        """Boxes that are live at the same time in a replica; others wait. Read at the start only, as all of
+        these settings of boxes."""
+        warm_boxes: int = Field(8, ge=0)
+        """Of these, the most that are kept ready for episodes to come, by how often their kind was taken in
+        the last half minute; 0 starts each box when it is asked for."""
+        max_layers_gb: PositiveFloat = 50.0
+        """Size of the built layers of images that are kept on this machine (bubblewrap). At its start, a
+        replica removes those that were used the longest ago, but for those of the last day."""
+        box_resource: str | None = None
+        """Ray's custom resource of which a replica takes ``max_boxes``, so that Serve places replicas where
+        boxes fit: nodes that have it say so (``ray start --resources='{"boxes": 256}'``). None for none."""
 
     class Session:
         def __init__(self) -> None:
@@ -129,6 +141,13 @@ class Workspace(ResourcesServer):
     config: Config
 
     @classmethod
+    def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        config = cls.Config(**settings)
+        if config.box_resource is None:
+            return {}
+        return {"resources": {**(options.get("resources") or {}), config.box_resource: config.max_boxes}}
+
+    @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
         yield from super().preflight(config)
         yield from provider_problems(config.sandbox)
@@ -136,7 +155,10 @@ class Workspace(ResourcesServer):
     async def start(self) -> None:
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
-        self._places = asyncio.Semaphore(self.config.max_boxes)
+        await asyncio.to_thread(sweep, cache_folder(), self.config.max_layers_gb * 1e9)
+        self._pool = self.manage(
+            BoxPool(self._provider, most=self.config.max_boxes, warm=self.config.warm_boxes)
+        )
         self._live = self.manage(LiveBoxes(environment=self.name, provider=self.config.sandbox))
         await super().start()
 
@@ -163,16 +185,9 @@ class Workspace(ResourcesServer):
     async def _box(
         self, spec: SandboxSpec, task: Task, use: str = "agent", name: str | None = None
     ) -> Sandbox:
-        await self._places.acquire()
-        try:
-            box = await self._provider.create(spec)
-        except BaseException:
-            self._places.release()
-            raise
+        box = await self._pool.take(spec.model_copy(update={"folders": _FOLDERS}))
         self._live.add(box, use=use, task=name, rollout=current().affinity)
         try:
-            folders = [f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts"]
-            await box.exec(["mkdir", "-p", *folders], timeout=60, user=0, cwd="/")
             if task.files is not None:
                 await box.put(spec.workdir, task.files)
         except BaseException:
@@ -182,10 +197,7 @@ class Workspace(ResourcesServer):
 
     async def _end(self, box: Sandbox) -> None:
         self._live.remove(box)
-        try:
-            await box.close()
-        finally:
-            self._places.release()
+        await self._pool.end(box)
 
     async def close(self, session: Session) -> None:
         box, session.box = session.box, None
@@ -270,7 +282,8 @@ class Workspace(ResourcesServer):
             await box.put(SOLUTION, task.solution)
             script = f"{SOLUTION}/solve.sh"
             done = await box.exec(
-                f"chmod +x {script}; head -c 2 {script} | grep -q '#!' || exec bash {script}; exec {script}",
+                f"chmod +x {script}; read -r first <{script}; "
+                f"case $first in '#!'*) exec {script};; esac; exec bash {script}",
                 timeout=current().timeout() or 600.0,
                 env={"DEBIAN_FRONTEND": "noninteractive", **task.solution_env},
             )
@@ -338,9 +351,12 @@ class Workspace(ResourcesServer):
         limit = self.config.max_carried_mb << 20
         left: dict[str, bytes] = {}
         for path in paths:
-            there = await box.exec(["test", "-d", path], timeout=60, cwd="/", user=0)
-            if there.ok or path == paths[0]:
+            try:
                 left[path] = await box.get(path, limit=limit - sum(map(len, left.values())))
+            except SandboxRefused:
+                there = await box.exec(["test", "-d", path], timeout=60, cwd="/", user=0)
+                if there.ok or path == paths[0]:
+                    raise
         return left
 
     async def _tested(

@@ -18,6 +18,7 @@ import shlex
 import shutil
 import string
 import tarfile
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -37,8 +38,12 @@ _BUILDS = SandboxSpec(network="full", memory_mb=8192)
 _SHOWN = 2000  # characters of what a step wrote
 
 
+_UNUSED_SECONDS = 24 * 3600.0
+_SIZE = "size"  # file of a layer that says how many bytes it has
+
+
 def cache_folder() -> Path:
-    """Where layers are kept; it may be deleted while nothing runs."""
+    """Where layers are kept; it may be deleted while nothing runs, and `sweep` bounds it."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gym-serve" / "layers"
 
 
@@ -71,7 +76,7 @@ class Images:
         layer = self._cache / key
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            if not await asyncio.to_thread(layer.exists):
+            if not await asyncio.to_thread(_used, layer):
                 await self._build(folder, steps, layer, timeout)
         return settings.model_copy(update={"layers": (layer, *spec.layers)})
 
@@ -88,17 +93,78 @@ class Images:
                         await _Step(folder, _settings(steps[:number], _BUILDS), timeout).do(box, name, text)
             finally:
                 await box.close()
-            await asyncio.to_thread(begun.rename, layer)
+            await asyncio.to_thread(_finish, begun, layer)
         finally:
             await asyncio.to_thread(shutil.rmtree, begun, ignore_errors=True)
             os.close(lock)
 
 
-def _locked(layer: Path) -> int:
+def sweep(cache: Path, most: float) -> None:
+    """Remove what killed builds left, and layers, until there are at most ``most`` bytes of them: those that
+    were used last the longest ago, and not those of the last day, which boxes may still have."""
+    layers = {path.name.partition(".")[0] for path in cache.glob("*")}
+    used = sorted((_last_use(cache / name), cache / name) for name in layers)
+    total = sum(_size(layer) for _, layer in used)
+    for moment, layer in used:
+        try:
+            lock = _locked(layer, wait=False)
+        except BlockingIOError:  # it is being built or swept
+            continue
+        try:
+            shutil.rmtree(f"{layer}.begun", ignore_errors=True)
+            if total > most and moment == _last_use(layer) < time.time() - _UNUSED_SECONDS:
+                total -= _size(layer)
+                shutil.rmtree(layer, ignore_errors=True)
+            if not layer.exists():
+                os.unlink(f"{layer}.lock")
+        finally:
+            os.close(lock)
+
+
+def _last_use(layer: Path) -> float:
+    try:
+        return layer.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _size(layer: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int((layer / _SIZE).read_text())
+    return sum(path.lstat().st_size for path in layer.rglob("*") if not path.is_dir())
+
+
+def _used(layer: Path) -> bool:
+    """Whether there is this layer, which is not swept then for a day."""
+    lock = _locked(layer)
+    try:
+        os.utime(layer)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _finish(begun: Path, layer: Path) -> None:
+    (begun / _SIZE).write_text(str(_size(begun)))
+    begun.rename(layer)
+
+
+def _locked(layer: Path, *, wait: bool = True) -> int:
     layer.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(f"{layer}.lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
+    name = f"{layer}.lock"
+    while True:
+        file = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with suppress(FileNotFoundError):  # who swept the layer has removed the file
+                if os.path.samestat(os.fstat(file), os.stat(name)):
+                    return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
 
 
 def _begin(layer: Path, begun: Path) -> bool:
@@ -244,7 +310,7 @@ def archive_of(source: Path | Mapping[str, str]) -> bytes:
     leads out of the archive.
     """
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as archive:
         if isinstance(source, Path):
             archive.add(source, arcname=".", filter=_of_root)
             return data.getvalue()

@@ -7,6 +7,7 @@ no new work, and ends with its calls and sessions, or after ``graceful_shutdown_
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
@@ -46,6 +47,7 @@ from gym_serve.servers.runner import ServerRunner, tune_process
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import GraphError
+from gym_serve.workers.pool import end_with_parent
 
 _DRAIN_SECONDS = 0.5  # between two checks whether a draining replica is done
 
@@ -130,6 +132,7 @@ class Replica:
         self._publisher = RayPublisher(labels, self._refresh)
         self._other_cpu = OtherCpu(name)
         await self._publisher.start()
+        self._watching = asyncio.create_task(end_with_parent(os.getppid()))
         tune_process()
 
     def _part_from(self, caller: str) -> None:
@@ -208,6 +211,7 @@ class Replica:
             self._node,
             self._admission,
             sessions=self._sessions,
+            boxes=self._runner.server.boxes,
             limit=request_limits()[0],
             draining=self._draining,
             loads=self._loads(),

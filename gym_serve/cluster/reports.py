@@ -64,9 +64,17 @@ _REPORT_SECONDS = 5.0
 
 
 def report(
-    node: Node, admission: Admission, *, sessions: int, limit: int, draining: bool, loads: Mapping[str, float]
+    node: Node,
+    admission: Admission,
+    *,
+    sessions: int,
+    boxes: Mapping[str, int] | None,
+    limit: int,
+    draining: bool,
+    loads: Mapping[str, float],
 ) -> JSON:
-    """The counts of one replica: of its calls, of live sessions, and the limit of calls at the same time."""
+    """The counts of one replica: of its calls, of live sessions and boxes, and the limit of calls at the same
+    time."""
     scaling = node.options.autoscaling
     target = None if scaling is None else scaling.sessions or scaling.target_ongoing_requests
     by_sessions = scaling is not None and scaling.sessions is not None and node.kind == "resources"
@@ -76,6 +84,7 @@ def report(
         "waiting": admission.waiting,
         "limit": limit if target is None or by_sessions else min(limit, target),
         "sessions": sessions,
+        "boxes": boxes,
         "target_sessions": target if by_sessions else None,
         "max_replicas": 0 if scaling is None else scaling.max_replicas,
         "autoscaling": None

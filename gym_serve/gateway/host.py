@@ -18,6 +18,7 @@ ratios, and its *reason* names that one:
 - ``calls``: running and waiting calls, to those that may run (``max_ongoing_requests``), or to the
   ``target_ongoing_requests`` of its autoscaling;
 - ``sessions``: live sessions, to the ``target_sessions`` of its autoscaling;
+- ``boxes``: live boxes and takes that wait for one, to those that there may be (`BoxPool`);
 - ``cpu``: CPU time of its replicas, to one core each, as a replica is one event loop;
 - ``overloaded``: 1 or more, if it or its backend (a model's endpoint) refused calls in the last seconds.
 
@@ -85,11 +86,18 @@ def _summed(replicas: Sequence[JSON]) -> JSON:
         **counts,
         "cpu": round(sum(replica["cpu"] for replica in able), 3),
         "refused": round(max((replica["refused"] for replica in able), default=0.0), 3),
+        "boxes": _boxes(able),
         "autoscaling": _autoscaling(able),
     }
     shares = _shares(able)
     reason = max(shares, key=lambda kind: shares[kind], default=None)
     return {**summed, "load": 0.0 if reason is None else round(shares[reason], 3), "reason": reason}
+
+
+def _boxes(replicas: Sequence[JSON]) -> dict[str, int] | None:
+    """The boxes of all replicas, by state; None for a server without any."""
+    counts = [boxes for replica in replicas if (boxes := replica["boxes"]) is not None]
+    return {state: sum(each[state] for each in counts) for state in counts[0]} if counts else None
 
 
 def _autoscaling(replicas: Sequence[JSON]) -> JSON | None:
@@ -113,6 +121,8 @@ def _shares(replicas: Sequence[JSON]) -> dict[str, float]:
     }
     if target := replicas[-1]["target_sessions"]:
         shares["sessions"] = sum(r["sessions"] for r in replicas) / (most * target)
+    if boxes := _boxes(replicas):
+        shares["boxes"] = (boxes["live"] + boxes["waiting"]) / boxes["most"] * len(replicas) / most
     if refused := sum(r["refused"] for r in replicas) / len(replicas):
         shares["overloaded"] = min(_MOST, 1 / max(1 - refused, 1 / _MOST))
     return shares

@@ -124,6 +124,11 @@ JUDGE_CALLS = Counter(
     ("judge", "outcome"),
 )
 SANDBOX_RUNNING = Gauge("sandbox_running", "Sandboxed processes, those that wait for a program included.")
+BOXES = Gauge(
+    "boxes",
+    "Boxes of a server; state: live, warm, starting, waiting (takes that wait for one), most (there may be).",
+    ("server", "state"),
+)
 DRIVER_IN_FLIGHT = Gauge("driver_in_flight", "Rollouts that a driver has started and that have not ended.")
 
 METRICS: tuple[Metric, ...] = tuple(

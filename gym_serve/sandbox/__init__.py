@@ -25,6 +25,7 @@ from gym_serve.sandbox.boxes import (
     find_provider,
     provider_problems,
 )
+from gym_serve.sandbox.pools import BoxPool
 from gym_serve.sandbox.process import Execution, ProgramRun, SandboxDied, SandboxedPython, SandboxPool
 from gym_serve.sandbox.providers import (
     Bubblewrap,
@@ -38,6 +39,7 @@ from gym_serve.sandbox.providers import (
 from gym_serve.sandbox.relay import ModelRelay, model_variables
 
 __all__ = [
+    "BoxPool",
     "Bubblewrap",
     "BuildsImages",
     "Confinement",

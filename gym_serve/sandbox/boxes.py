@@ -35,6 +35,8 @@ class SandboxSpec(BaseModel):
     """Layers on top of it, the last one first, as `SandboxProvider.create` makes them."""
     workdir: AbsolutePath = "/"
     """Where commands run that do not say; made if it is missing."""
+    folders: tuple[AbsolutePath, ...] = ()
+    """Further folders that are made if they are missing."""
     env: dict[str, str] = {}
     """Environment variables of all commands."""
     user: str | int | None = None
@@ -50,6 +52,9 @@ class SandboxSpec(BaseModel):
     """Size of all files that it writes, in MiB; they are in memory."""
     pids: Annotated[int, Field(ge=320)] = 512
     """Maximum number of processes and threads."""
+    ttl: PositiveFloat | None = None
+    """Seconds that the box lives at most, whoever has it; None for as long as its owner keeps it. The
+    connection to its owner is its lease: it ends with that in any case."""
 
 
 class ExecResult(BaseModel):
@@ -92,6 +97,11 @@ def words_of(command: str | Sequence[str]) -> list[str]:
 
 class Sandbox(Protocol):
     """A box that lives until it is closed, or the process that made it ends."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it is known that the box is gone."""
+        ...
 
     async def exec(
         self,

@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from gym_serve.sandbox.boxes import ExecResult, Listens, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.confined import ConfinedProcess
@@ -132,6 +132,7 @@ class _Plan:
             "mounts": ["tmp"],
             "listens": spec.network == "model",
             "workdir": spec.workdir,
+            "made": spec.folders,
             "covered": [*hidden, *_files(machine=machine, network=spec.network == "full")],
             "pids": spec.pids,
             "memory": spec.memory_mb << 20,
@@ -139,6 +140,7 @@ class _Plan:
             "user": spec.user,
             "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
             "filter": box_filter(os.uname().machine),
+            "replies": 0,
         }
 
 
@@ -175,12 +177,25 @@ def _files(*, machine: bool, network: bool) -> list[tuple[str, str, bytes]]:
     return [("etc", name, data) if machine else ("root", f"etc/{name}", data) for name, data in names]
 
 
+class FirstProcess(Protocol):
+    """What a box needs of its first process (`inside.resident`): the way to it, and its end."""
+
+    @property
+    def reader(self) -> asyncio.StreamReader: ...
+
+    @property
+    def writer(self) -> Any: ...
+
+    async def stop(self) -> object: ...
+
+
 class BubblewrapBox:
     """A box with its own first process; see `Sandbox`."""
 
-    def __init__(self, process: ConfinedProcess, spec: SandboxSpec, layer: Path | None) -> None:
+    def __init__(self, process: FirstProcess, spec: SandboxSpec, layer: Path | None) -> None:
         self._process = process
         self._network = spec.network
+        self._ttl = spec.ttl
         self._listener: socket.socket | None = None
         self._layer = layer
         self._numbers = itertools.count(1)
@@ -188,13 +203,21 @@ class BubblewrapBox:
         self._reading: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._over: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
 
-    async def begin(self, config: Mapping[str, Any], out: socket.socket) -> None:
-        """Have the first process make the root; ``out`` is what it hands a socket to. Raises `Unavailable` if
-        it does not."""
+    @property
+    def alive(self) -> bool:
+        return self._over is None
+
+    async def begin(
+        self, config: Mapping[str, Any], out: socket.socket | None = None, *, source: bytes | None = None
+    ) -> None:
+        """Have the first process make the root. ``out``: what it hands a socket to, if it listens;
+        ``source``: its program, for a Python that is not this one. Raises `Unavailable` if it does not."""
         reply = self._expect(0, _NOTES)
         self._reading = asyncio.create_task(self._read())
-        self._write(_resident())
+        self._write(source or _resident())
         await self._send(config)
         try:
             ended, _, _, errors = await asyncio.wait_for(reply, _START_SECONDS)
@@ -202,9 +225,15 @@ class BubblewrapBox:
             raise Unavailable(f"a box does not start: {error or 'not in time'}") from error
         if ended != resident.EXITED:
             raise Unavailable(f"a box does not start: {errors.decode('utf-8', 'replace')}")
-        if config["listens"]:
+        if out is not None and config["listens"]:
             out.setblocking(False)  # it was sent before the reply
             self._listener = socket.socket(fileno=socket.recv_fds(out, 1, 1)[1][0])
+        if self._ttl is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._ttl, self._expire)
+
+    def _expire(self) -> None:
+        self._end(f"its time to live, {self._ttl:g} s, is over")
+        self._closing = asyncio.create_task(self.close())
 
     async def listen(self) -> socket.socket:
         if self._network == "full":
@@ -242,6 +271,8 @@ class BubblewrapBox:
 
     async def close(self) -> None:
         self._end("it was closed")
+        if self._timer is not None:
+            self._timer.cancel()
         await self._process.stop()
         if self._reading is not None:
             self._reading.cancel()

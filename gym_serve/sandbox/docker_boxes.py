@@ -4,8 +4,10 @@ The first process of a container waits for the end of its standard input, which 
 process. So a container ends with the process that made it, however that ends, and the daemon removes it then:
 nothing is left to be swept.
 
-Commands are ``exec`` calls of the daemon, in any image that has a shell, ``tar`` and ``head``. One has the
-variable `_MARK` in its environment, and so has all that it starts: that is what is killed at its time limit.
+Where the image has a Python, 3.9 or newer, the first process executes commands, as in a box of bubblewrap
+(`inside.resident`): it has imported all that it needs before the agent comes. In other images with a shell,
+``tar`` and ``head``, commands are ``exec`` calls of the daemon. Such a command has the variable `_MARK` in
+its environment, and so has all that it starts: that is what is killed at its time limit.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ctypes
 import hashlib
 import io
 import itertools
+import json
 import os
 import secrets
 import socket
@@ -29,7 +32,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from aiohttp import ClientError
 
 from gym_serve.sandbox.boxes import ExecResult, Listens, Sandbox, SandboxRefused, SandboxSpec, words_of
+from gym_serve.sandbox.bubblewrap_boxes import BubblewrapBox
+from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.resident import Output
+from gym_serve.sandbox.providers import RESIDENT
 from gym_serve.types.errors import InvalidRequest, SessionLost, Unavailable
 
 if TYPE_CHECKING:
@@ -42,10 +48,17 @@ LABEL = "gym-serve"
 """Label of all its containers; its value says which process made one, ``host:pid``."""
 
 _MARK = "GYM_SERVE_COMMAND"
-_FIRST = "GYM_SERVE_BOX"
+_BOX = "GYM_SERVE_BOX"
 _NETWORK = 0x40000000  # CLONE_NEWNET
 _SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 _FILE_SECONDS = 60.0
+_START_SECONDS = 60.0
+_FIRST = """command -v python3 >/dev/null 2>&1 && exec python3 -I -S -X utf8 -c "$1"; printf c; exec cat"""
+_PYTHON = f"""import os, sys
+if sys.version_info < (3, 9): os.write(1, b'c'); os.execvp('cat', ['cat'])
+os.write(1, b'r')
+{RESIDENT}"""
+_SOURCE = Path(resident.__file__).read_bytes()
 _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.5  # between two looks whether a command has ended
 _LAST_OUTPUT_SECONDS = 0.2  # for what it wrote, once it has ended and others hold its output
@@ -60,6 +73,9 @@ done; true"""
 
 class DockerBoxes:
     """Makes containers; see the module. ``DOCKER_HOST`` says where the daemon is."""
+
+    def __init__(self) -> None:
+        self._swept = False
 
     def problems(self) -> list[str]:
         """See `SandboxProvider.problems`."""
@@ -79,7 +95,7 @@ class DockerBoxes:
                     return [f"sandbox: no daemon of Docker or Podman at {url}: {error}"]
         return []
 
-    async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> DockerBox:
+    async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> Sandbox:
         """See `SandboxProvider.create`. Changes stay with the daemon: ``layer`` must be None."""
         if spec.image is None or spec.root is not None or spec.layers or layer is not None:
             raise InvalidRequest("a box of Docker is made of an image, not of folders of this machine")
@@ -88,15 +104,40 @@ class DockerBoxes:
         async with AsyncExitStack() as stack:
             docker = await stack.enter_async_context(_client())
             try:
+                if not self._swept:
+                    self._swept = True
+                    await _sweep(docker)
+                image = (await docker.images.inspect(spec.image))["Config"]
+                spec = spec.model_copy(update={"user": image.get("User") if spec.user is None else spec.user})
                 mark = secrets.token_hex(16)
                 container = await docker.containers.create(_config(spec, mark))
                 stack.push_async_callback(_remove, container)
                 held = container.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(held)  # type: ignore[arg-type] # of its own __aexit__
                 await container.start()
-            except (DockerError, OSError) as error:
+                channel = await stack.enter_async_context(_Channel(held))
+                has_python = await asyncio.wait_for(channel.reader.readexactly(1), _START_SECONDS) == b"r"
+            except DockerError as error:
+                failure = InvalidRequest if error.status in (400, 404) else Unavailable
+                raise failure(f"a box of {spec.image} does not start: {error.message}") from error
+            except (OSError, EOFError, asyncio.TimeoutError) as error:
                 raise Unavailable(f"a box of {spec.image} does not start: {error}") from error
-            return DockerBox(container, spec, mark, stack.pop_all())
+            if has_python:
+                channel.stack = stack.pop_all()
+                resident_box = ContainerBox(channel, spec, container, mark)
+                try:
+                    await resident_box.begin(_settings(spec), source=_SOURCE)
+                except BaseException:
+                    await resident_box.close()
+                    raise
+                return resident_box
+            box = DockerBox(container, spec, mark, stack.pop_all())
+            try:
+                await box.begin()
+            except BaseException:
+                await box.close()
+                raise
+            return box
         raise AssertionError("unreachable")
 
     async def build(self, folder: Path, spec: SandboxSpec, timeout: float) -> SandboxSpec:
@@ -166,14 +207,14 @@ def _config(spec: SandboxSpec, mark: str) -> dict[str, Any]:
     memory = spec.memory_mb << 20
     return {
         "Image": spec.image,
-        "Entrypoint": ["cat"],
+        "Entrypoint": ["/bin/sh", "-c", _FIRST, "sh", _PYTHON],
         "Cmd": [],
         "OpenStdin": True,
         "StdinOnce": True,  # its input ends with the first connection to it
         "AttachStdin": True,
         "WorkingDir": spec.workdir,
-        "Env": [f"{name}={value}" for name, value in {**spec.env, _FIRST: mark}.items()],
-        "User": "" if spec.user is None else str(spec.user),
+        "Env": [f"{name}={value}" for name, value in {**spec.env, _BOX: mark}.items()],
+        "User": "0",
         "Labels": {LABEL: f"{socket.gethostname()}:{os.getpid()}", f"{LABEL}.version": version("gym-serve")},
         "HostConfig": {
             "AutoRemove": True,
@@ -185,6 +226,79 @@ def _config(spec: SandboxSpec, mark: str) -> dict[str, Any]:
             "SecurityOpt": ["no-new-privileges"],
         },
     }
+
+
+def _settings(spec: SandboxSpec) -> dict[str, Any]:
+    """What the first process is told where it is Python: the daemon has done the rest."""
+    user = spec.user.partition(":")[0] if isinstance(spec.user, str) else spec.user
+    return {
+        "overlays": [],
+        "workdir": spec.workdir,
+        "made": spec.folders,
+        "pids": spec.pids,
+        "memory": spec.memory_mb << 20,
+        "env": dict(spec.env),
+        "user": user or None,
+        "cores": [],
+        "listens": False,  # the owner listens, in the network of the container
+        "filter": b"",
+        "replies": 1,
+    }
+
+
+class _Channel:
+    """Standard input and output of a container, as the streams of a process."""
+
+    def __init__(self, held: Stream) -> None:
+        self.reader = asyncio.StreamReader()
+        self.writer = self
+        self.stack = AsyncExitStack()
+        self._held = held
+        self._waiting = bytearray()
+        self._written = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> _Channel:
+        self._tasks = [asyncio.create_task(work()) for work in (self._read, self._send)]
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def write(self, data: bytes) -> None:
+        self._waiting += data
+        self._written.set()
+
+    async def drain(self) -> None:
+        """Nothing is to be waited for: who asks waits for the answer."""
+
+    async def stop(self) -> None:
+        await self.stack.aclose()
+
+    async def _read(self) -> None:
+        with suppress(OSError, ClientError):
+            while (message := await self._held.read_out()) is not None:
+                if message.stream == 1:
+                    self.reader.feed_data(message.data)
+        self.reader.feed_eof()
+
+    async def _send(self) -> None:
+        with suppress(OSError, ClientError, RuntimeError):  # the reader sees it as well
+            while True:
+                await self._written.wait()
+                self._written.clear()
+                data, self._waiting = bytes(self._waiting), bytearray()
+                for start in range(0, len(data), _CHUNK):
+                    await self._held.write_in(data[start : start + _CHUNK])
+
+
+async def _sweep(docker: Docker) -> None:
+    """Remove containers that have ended, and that the daemon was stopped before it removed."""
+    over = {"label": [LABEL], "status": ["exited"]}
+    for container in await docker.containers.list(all=True, filters=json.dumps(over)):
+        await _remove(container)
 
 
 async def _remove(container: DockerContainer) -> None:
@@ -213,6 +327,14 @@ class DockerBox:
         self._stack = stack
         self._numbers = itertools.count(1)
         self._closed = False
+        self._over = "it was closed"
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """See `Sandbox.alive`."""
+        return not self._closed
 
     async def exec(
         self,
@@ -236,7 +358,7 @@ class DockerBox:
                 ["/bin/sh", "-c", script, "sh", cwd or self._spec.workdir, *argv],
                 stdin=bool(stdin),
                 environment={**(env or {}), _MARK: mark},
-                user="" if user is None else str(user),
+                user=str((self._spec.user if user is None else user) or ""),
             )
             async with execution.start() as stream:
                 try:
@@ -260,14 +382,20 @@ class DockerBox:
             cut=any(output.size > output_limit for output in outputs),
         )
 
+    async def begin(self) -> None:
+        """Make the folders of the box, and count the time that it lives from now on."""
+        if self._spec.folders:
+            await self.exec(["mkdir", "-p", "--", *self._spec.folders], timeout=_FILE_SECONDS, user=0)
+        if self._spec.ttl is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._spec.ttl, self._expire)
+
+    def _expire(self) -> None:
+        self._over = f"its time to live, {self._spec.ttl:g} s, is over"
+        self._closing = asyncio.create_task(self.close())
+
     async def listen(self) -> socket.socket:
-        """See `Listens.listen`. This process must be root, and see the daemon's processes: it enters the
-        network of the container for a moment."""
-        if self._spec.network != "model":
-            raise SandboxRefused(f"the network of the box is {self._spec.network}, and must be model")
-        with self._errors():
-            process = int((await self._container.show())["State"]["Pid"])
-        return await asyncio.to_thread(_listener_in, process, f"{_FIRST}={self._mark}".encode())
+        """See `Listens.listen`."""
+        return await _listener_of(self._container, self._spec, self._mark)
 
     async def _kill(self, mark: str) -> None:
         execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", mark], user="0")
@@ -281,7 +409,7 @@ class DockerBox:
         from aiodocker.exceptions import DockerError
 
         if self._closed:
-            raise SessionLost("the box is gone: it was closed")
+            raise SessionLost(f"the box is gone: {self._over}")
         try:
             yield
         except DockerError as error:
@@ -327,7 +455,35 @@ class DockerBox:
     async def close(self) -> None:
         """See `Sandbox.close`."""
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         await self._stack.aclose()
+
+
+class ContainerBox(BubblewrapBox):
+    """A container whose first process executes the commands. ``channel``: to that process; ``container``,
+    ``mark``: see `DockerBox`."""
+
+    def __init__(self, channel: _Channel, spec: SandboxSpec, container: DockerContainer, mark: str) -> None:
+        super().__init__(channel, spec, None)
+        self._container, self._spec, self._mark = container, spec, mark
+
+    async def listen(self) -> socket.socket:
+        return await _listener_of(self._container, self._spec, self._mark)
+
+
+async def _listener_of(container: DockerContainer, spec: SandboxSpec, mark: str) -> socket.socket:
+    """See `Listens.listen`. This process must be root, and see the daemon's processes: it enters the network
+    of the container for a moment."""
+    if spec.network != "model":
+        raise SandboxRefused(f"the network of the box is {spec.network}, and must be model")
+    from aiodocker.exceptions import DockerError
+
+    try:
+        process = int((await container.show())["State"]["Pid"])
+    except (DockerError, OSError) as error:
+        raise SessionLost(f"the box is gone: {error}") from error
+    return await asyncio.to_thread(_listener_in, process, f"{_BOX}={mark}".encode())
 
 
 def _listener_in(process: int, mark: bytes) -> socket.socket:

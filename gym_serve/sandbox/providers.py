@@ -49,7 +49,7 @@ _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 _NOBODY = 65534
 _INSIDE = Path(inside.__file__).parent
 # Runs code that comes compiled: Python would compile it each time where nothing may be written.
-_RESIDENT = (
+RESIDENT = (
     "import os, marshal; size = int.from_bytes(os.read(0, 8), 'little'); code = b''\n"
     "while len(code) < size: code += os.read(0, size - len(code))\n"
     "exec(marshal.loads(code), {'__name__': 'resident'})"
@@ -223,7 +223,7 @@ class Bubblewrap:
             *_variables(),
             "--",
             *_python(),
-            *("-c", _RESIDENT),
+            *("-c", RESIDENT),
         ]
 
     def _first(self, rights: Iterable[str]) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from gym_serve.observe.logs import admits
+from gym_serve.sandbox.pools import BoxPool
 from gym_serve.servers.clients import Kind
 from gym_serve.servers.transport import Reply
 from gym_serve.types.errors import AuthorError, EndpointMisconfigured, GymError, Unavailable
@@ -154,6 +155,16 @@ class Server:
     @property
     def live_sessions(self) -> int:
         return 0
+
+    @property
+    def boxes(self) -> dict[str, int] | None:
+        """Boxes of the server's pools (`BoxPool.counts`), with the ``most`` that there may be; None without
+        one."""
+        pools = [part for part in self._parts if isinstance(part, BoxPool)]
+        if not pools:
+            return None
+        counts = [{**pool.counts, "most": pool.most} for pool in pools]
+        return {state: sum(each[state] for each in counts) for state in counts[0]}
 
     def traceparent(self, session: str) -> str | None:
         """The span in which a session was opened; None if there is none."""

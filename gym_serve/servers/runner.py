@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gym_serve.observe.catalogue import SESSIONS
+from gym_serve.observe.catalogue import BOXES, SESSIONS
 from gym_serve.observe.logs import admits, fault
 from gym_serve.observe.timeline import OCCUPIED, QUEUED
 from gym_serve.servers.base import Operation, Server
@@ -119,6 +119,8 @@ class ServerRunner:
             SESSIONS.set(self.server.name, value=sessions)
         else:  # a model has some only while a harness is recorded
             SESSIONS.remove(self.server.name)
+        for state, count in (self.server.boxes or {}).items():
+            BOXES.set(self.server.name, state, value=count)
         self.server.observe()
 
     async def dispatch(self, call: Call) -> Reply:

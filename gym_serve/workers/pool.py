@@ -38,6 +38,7 @@ from typing import Any
 
 from gym_serve.types.errors import Unavailable, VerifierFailed
 
+_LOOK_SECONDS = 1.0
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -124,6 +125,16 @@ class ChildProcess:
             self.writer.close()
             self._ending = asyncio.create_task(asyncio.to_thread(_collect, self._process, grace))
         return await asyncio.shield(self._ending)
+
+
+async def end_with_parent(parent: int) -> None:
+    """Kill this process once its parent, of this id, is gone.
+
+    A worker of Ray outlives a raylet that was killed, with all that it has, though Ray takes it for dead.
+    """
+    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(_LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.environments import Bench, examples
@@ -13,9 +16,12 @@ from support.sandboxes import children, needs_bubblewrap
 from support.waiting import until
 
 from gym_serve import Gym
-from gym_serve.environments.workspace import Workspace
+from gym_serve.cluster.deploy import deployed_options
+from gym_serve.environments.workspace import Workspace, images
 from gym_serve.environments.workspace.images import _settings, instructions
 from gym_serve.environments.workspace.tasks import HarborRows, WorkspaceRow, task_of
+from gym_serve.graph.resolving import resolve
+from gym_serve.graph.spec import GraphSpec
 from gym_serve.sandbox import SandboxSpec
 from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
 
@@ -266,3 +272,56 @@ async def test_a_folder_of_harbor_through_a_graph(agent: str, reward: float) -> 
     assert [rollout["reward"] for rollout in rollouts] == [reward] * 4
     assert json.dumps(rollouts[0]["response"]["output"]) == "[]"
     await until(lambda: children() <= before)
+
+
+def test_layers_that_nobody_uses_are_swept(tmp_path: Path) -> None:
+    def layer(name: str, days: float, size: int = 1000) -> Path:
+        folder = tmp_path / name
+        (folder / "upper").mkdir(parents=True)
+        (folder / "upper" / "file").write_bytes(bytes(size))
+        (tmp_path / f"{name}.lock").touch()
+        os.utime(folder, times=(then := time.time() - days * 86400, then))
+        return folder
+
+    old, older, young = layer("a" * 32, 3), layer("b" * 32, 5), layer("c" * 32, 0.5, 5000)
+    held, gone = layer("d" * 32, 9), layer("e" * 32, 7)
+    lock = images._locked(held)  # another process builds it
+    half = Path(f"{gone}.begun")
+    gone.rename(half)
+    images.sweep(tmp_path, 1e9)
+    assert {older, old, young, held} <= set(tmp_path.iterdir())
+    assert not half.exists()
+    images.sweep(tmp_path, 7500)
+    assert not older.exists()
+    assert old.exists()
+    assert images._used(old)
+    images.sweep(tmp_path, 0)
+    os.close(lock)
+    images.sweep(tmp_path, 0)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {old.name, young.name}
+    assert not images._used(older)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "expected"),
+    [
+        ({}, {}, None),
+        ({}, {"resources": {"fast": 1}}, {"fast": 1}),
+        ({"box_resource": "boxes", "max_boxes": 32}, {}, {"boxes": 32}),
+        (
+            {"box_resource": "boxes", "max_boxes": 32},
+            {"resources": {"fast": 1}},
+            {"fast": 1, "boxes": 32},
+        ),
+    ],
+)
+def test_a_replica_takes_its_boxes_from_what_a_node_has(
+    settings: dict[str, Any], options: dict[str, Any], expected: dict[str, float] | None
+) -> None:
+    file = {
+        "models": {"policy": {"type": "chat_model", "base_url": "http://127.0.0.1:9/v1", "model": "m"}},
+        "resources": {"workspace": {"type": "workspace", **settings, **options}},
+        "agents": {"agent": {"type": "simple_agent", "model": "policy", "resources": "workspace"}},
+    }
+    node = resolve(GraphSpec.model_validate(file)).nodes["workspace"]
+    assert deployed_options(node).get("resources") == expected

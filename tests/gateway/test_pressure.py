@@ -14,7 +14,7 @@ from gym_serve.gateway.host import pressure
 def replica(**counts: Any) -> dict[str, Any]:
     idle = {
         "draining": False, "running": 0, "waiting": 0, "limit": 100, "sessions": 0, "target_sessions": None,
-        "max_replicas": 0, "cpu": 0.0, "refused": 0.0, "autoscaling": None,
+        "max_replicas": 0, "cpu": 0.0, "refused": 0.0, "autoscaling": None, "boxes": None,
     }  # fmt: skip
     return {**idle, **counts}
 
@@ -47,6 +47,16 @@ def test_nothing_limits_an_idle_graph() -> None:
         (
             graph([replica(running=48)], [replica(sessions=24, target_sessions=16) for _ in range(2)]),
             ("env", "sessions", 1.5, 32),
+        ),
+        (
+            graph([replica(running=48)], [replica(boxes={"live": 12, "waiting": 4, "most": 8})] * 2),
+            ("env", "boxes", 2.0, 24),
+        ),
+        (
+            graph(
+                [replica(running=48)], [replica(boxes={"live": 8, "waiting": 0, "most": 8}, max_replicas=2)]
+            ),
+            ("env", "boxes", 0.5, 96),
         ),
         (graph([replica(running=30, cpu=0.9), replica(running=30, cpu=0.7)]), ("agent", "cpu", 0.8, 75)),
         (graph([replica(running=64)], model=[replica(refused=0.5)]), ("model", "overloaded", 2.0, 32)),

@@ -61,7 +61,7 @@ def test_counters_add_up_and_gauges_keep_each_replica() -> None:
 def test_stats_have_the_load_of_each_server_and_its_cpu_seconds() -> None:
     report = {
         "draining": False, "running": 2, "waiting": 0, "limit": 10, "sessions": 0, "target_sessions": None,
-        "max_replicas": 0, "autoscaling": None, "cpu": 0.1, "refused": 0.0,
+        "max_replicas": 0, "autoscaling": None, "cpu": 0.1, "refused": 0.0, "boxes": None,
         "counts": [
             point(CPU_SECONDS.name, 1.5, server="agent", stage="run"),
             point(CPU_SECONDS.name, 0.5, server="env", stage="verify"),  # inline in the agent

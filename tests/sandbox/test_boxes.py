@@ -360,6 +360,36 @@ async def test_a_closed_box(create: Create) -> None:
         await box.read("/etc/hostname")
 
 
+async def test_a_box_whose_time_to_live_is_over(create: Create) -> None:
+    before = children()
+    box = await create(ttl=0.5, folders=("/data/a", "/logs"))
+    assert (await box.exec("ls -d /data/a /logs", timeout=LONG)).ok
+    assert box.alive
+    with pytest.raises(SessionLost, match=r"its time to live, 0\.5 s, is over"):
+        await box.exec("sleep 100", timeout=LONG)
+    assert not box.alive
+    await until(lambda: children() <= before)
+    with pytest.raises(SessionLost, match="is over"):
+        await box.read("/etc/hostname")
+
+
+async def test_archives_keep_names_and_numbers_that_are_long(create: Create) -> None:
+    box = await create()
+    name = "/app/" + "/".join(["x" * 100] * 3) + "/\u00e9"
+    await box.exec(
+        f"mkdir -p '{name}'; echo a > '{name}/f'; ln '{name}/f' /app/hard; ln -s hard /app/soft", timeout=LONG
+    )
+    await box.put("/b", await box.get("/app"))
+    pax = io.BytesIO()
+    with tarfile.open(fileobj=pax, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("\u00e9" * 120)
+        member.mtime = 1.5
+        archive.addfile(member)
+    await box.put("/c", pax.getvalue())
+    done = await box.exec(f"cat '/b{name[4:]}/f' /b/soft; stat -c %h /b/hard; ls /c | wc -m", timeout=LONG)
+    assert done.stdout.decode().split() == ["a", "a", "2", "121"]
+
+
 async def test_a_box_whose_first_process_is_killed(create: Create) -> None:
     before = children()
     box = await create()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.podman import BUSYBOX, containers, needs_podman, podman
+from support.podman import BUSYBOX, PYTHON, containers, needs_podman, podman
 from support.waiting import until
 
 from gym_serve import AsyncGym, Gym
@@ -37,12 +37,14 @@ def provider(daemon: str, monkeypatch: pytest.MonkeyPatch) -> SandboxProvider:
     return find_provider("docker")
 
 
-@pytest.fixture
-async def create(provider: SandboxProvider) -> AsyncIterator[Create]:
+@pytest.fixture(params=[BUSYBOX, PYTHON])
+async def create(provider: SandboxProvider, request: pytest.FixtureRequest) -> AsyncIterator[Create]:
     boxes: list[Sandbox] = []
 
     async def create(**spec: Any) -> Sandbox:
-        boxes.append(await provider.create(SandboxSpec(**{"image": BUSYBOX, "workdir": "/app", **spec})))
+        boxes.append(
+            await provider.create(SandboxSpec(**{"image": request.param, "workdir": "/app", **spec}))
+        )
         return boxes[-1]
 
     yield create
@@ -139,8 +141,8 @@ async def test_output_is_bounded(create: Create) -> None:
     ("options", "message"),
     [
         ({"command": ["nothing"]}, "there is no program nothing"),
-        ({"command": "true", "cwd": "/none"}, "there is no folder /none"),
-        ({"command": "true", "user": "nobody"}, "unable to find user nobody"),
+        ({"command": "true", "cwd": "/none"}, "(there is no folder|No such file or directory:) .?/none"),
+        ({"command": "true", "user": "nobody"}, "(unable to find|the box has no) user nobody"),
     ],
 )
 async def test_what_a_box_cannot_do(create: Create, options: dict[str, Any], message: str) -> None:

@@ -1,23 +1,27 @@
-"""A daemon that speaks Docker's API: Podman's, with images that need no registry."""
+"""A daemon that speaks Docker's API: Podman's, with images that need no registry, one of them with Python."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-__all__ = ["BUSYBOX", "containers", "needs_podman", "podman"]
+__all__ = ["BUSYBOX", "PYTHON", "containers", "needs_podman", "podman"]
 
 BUSYBOX = "localhost/gym-serve-busybox:latest"
+PYTHON = "localhost/gym-serve-python:latest"
 _PROGRAMS = (
     "sh cat chmod dirname find grep head id kill ls mkdir printf ps rm seq sleep sort tar test true wc"
 )
@@ -45,13 +49,18 @@ def podman() -> Iterator[str]:
         settings = Path(folder, "containers.conf")
         settings.write_text(_SETTINGS)
         environment = {**os.environ, "CONTAINERS_CONF": str(settings)}
-        subprocess.run(
-            ["podman", "import", "-", BUSYBOX],
-            input=_busybox(),
-            env=environment,
-            check=True,
-            capture_output=True,
-        )
+        for image in (BUSYBOX, PYTHON):
+            there = subprocess.run(["podman", "image", "exists", image], env=environment, check=False)
+            if there.returncode == 0:
+                continue
+            files = _python() if image == PYTHON else {}
+            subprocess.run(
+                ["podman", "import", "-", image],
+                input=_busybox(files),
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
         url = f"unix://{folder}/podman.sock"
         service = subprocess.Popen(["podman", "system", "service", "--time=0", url], env=environment)
         try:
@@ -72,8 +81,22 @@ def containers() -> list[str]:
     return listed.stdout.split()
 
 
-def _busybox() -> bytes:
-    """The files of a system that has one program."""
+def _python() -> dict[str, str]:
+    """This Python with its standard library, and the libraries that they are linked to; links by name."""
+    library = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
+    program = os.path.realpath(sys.executable)
+    modules = [str(path) for path in library.rglob("*.so")]
+    linked = subprocess.run(["ldd", program, *modules], capture_output=True, text=True, check=False).stdout
+    files = {os.path.normpath(path): os.path.realpath(path) for path in re.findall(r"(/\S+) \(0x", linked)}
+    left_out = {"test", "site-packages", "dist-packages", "idlelib", "__pycache__", "lib2to3", "ensurepip"}
+    for path in library.rglob("*"):
+        if path.is_file() and path.suffix in (".py", ".so") and not left_out & {*path.parts}:
+            files[str(path)] = str(path)
+    return {**files, program: program}
+
+
+def _busybox(files: Mapping[str, str]) -> bytes:
+    """The files of a system that has one program, and these, by their place."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         archive.add(shutil.which("busybox"), "bin/busybox")
@@ -85,6 +108,15 @@ def _busybox() -> bytes:
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, mode
             archive.addfile(folder)
+        for place, file in files.items():
+            member = tarfile.TarInfo(place.lstrip("/"))
+            content = Path(file).read_bytes()
+            member.size, member.mode = len(content), 0o755
+            archive.addfile(member, io.BytesIO(content))
+        if files:
+            link = tarfile.TarInfo("bin/python3")
+            link.type, link.linkname = tarfile.SYMTYPE, os.path.realpath(sys.executable)
+            archive.addfile(link)
         users = b"root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/tmp:/bin/sh\n"
         file = tarfile.TarInfo("etc/passwd")
         file.size = len(users)

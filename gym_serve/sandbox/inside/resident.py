@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # `signal` takes milliseconds to import
 import ctypes
+import gc
 import marshal
 import os
 import resource
@@ -49,15 +50,21 @@ _CHUNK = 1 << 16
 _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it is the machine's
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_replies = 0  # the file that replies go to
 
 
 def main() -> None:
     """Serve until the socket ends."""
+    global _replies  # noqa: PLW0603 - of the process, which is this
     config = marshal.loads(_message(0) or b"")
+    _replies = config["replies"]
     try:
-        _mount(config)
-        _enter(config)
-        _give_up(_KEPT)
+        if config["overlays"]:
+            _mount(config)
+            _enter(config)
+            _give_up(_KEPT)
+        else:
+            _enter_container(config)
         if config["listens"]:
             _listen()
     except OSError as error:
@@ -131,11 +138,26 @@ def _enter(config: dict[str, Any]) -> None:
     _call(_libc.syscall, number, b".", b".", what="cannot change the root")
     _call(_libc.umount2, b".", _MNT_DETACH)
     os.chdir("/")
-    os.makedirs(config["workdir"], exist_ok=True)
+    for folder in (config["workdir"], *config["made"]):
+        os.makedirs(folder, exist_ok=True)
     sys.path[:] = [f"/proc/self/fd/{folder}" for folder in folders]
     config["library"] = folders
     # Nobody but this process may look at it; and no signal from inside reaches one that it does not handle.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _enter_container(config: dict[str, Any]) -> None:
+    # At once, all that is ever imported: an agent that is root may change these files.
+    import re  # noqa: F401
+    import shutil  # noqa: F401
+    import tarfile  # noqa: F401
+
+    os.chdir("/")
+    for folder in (config["workdir"], *config["made"]):
+        os.makedirs(folder, exist_ok=True)
+    config["library"] = []
+    config["env"] = {**os.environ, **config["env"]}
     _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -259,6 +281,9 @@ class Box:
             return
         command = Command(request)
         if request["op"] in ("get", "put"):
+            for name in ("re", "shutil"):
+                if name not in sys.modules:
+                    sys.modules[name] = _Later(name)  # type: ignore[assignment]
             import tarfile  # noqa: F401 - once, for all children
         try:
             self._start(command, request)
@@ -385,6 +410,7 @@ class Box:
 def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> NoReturn:
     """In the child: become the command. Never returns."""
     report = ends[3]
+    gc.disable()  # to look at what the parent made, would copy it
     try:
         os.setsid()
         for number, end in enumerate(ends[:3]):
@@ -404,7 +430,8 @@ def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> No
             _close_all_but(config["library"])
             _files(request)
             os._exit(0)
-        _filter(config["filter"])
+        if config["filter"]:
+            _filter(config["filter"])
         _execute(request["argv"], environment)
     except BaseException as error:
         os.write(report, (str(error) or type(error).__name__).encode("utf-8", "replace"))
@@ -490,7 +517,8 @@ def _files(request: dict[str, Any]) -> None:
 
         if request["op"] == "get":
             out: Any = Bounded(request["limit"])
-            with tarfile.open(fileobj=out, mode="w|") as archive:
+            # Extended headers, which hold parts of a second, would need `re` on the other side.
+            with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
                 archive.add(path, arcname=".", filter=lambda member: None if member.isdev() else member)
         else:
             if request["clear"]:
@@ -500,6 +528,23 @@ def _files(request: dict[str, Any]) -> None:
                 # The archive is of a box, as this process is.
                 archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
                 archive.extractall(path)
+
+
+class _Later:
+    """A module that is imported when it is used first. `tarfile` imports some that take milliseconds, for
+    archives that are seldom."""
+
+    __spec__ = None  # the import system asks for it
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._module is None:
+            sys.modules.pop(self._name)
+            self._module = __import__(self._name)
+        return getattr(self._module, name)
 
 
 def _clear(path: str) -> None:
@@ -600,7 +645,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _send(number: int, ended: int, status: int, out: bytes, err: bytes) -> None:
-    _write(0, REPLY.pack(number, status, ended, len(out), len(err)) + out + err)
+    _write(_replies, REPLY.pack(number, status, ended, len(out), len(err)) + out + err)
 
 
 if __name__ == "resident":
