@@ -69,15 +69,6 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"id": "m1", "question": "What is frozen water?", "choices": CHOICES, "answerKey": "A"}
     ]
     * 2,
-    "HuggingFaceH4/MATH-500": [
-        {
-            "problem": "1/2 + 1/2?",
-            "solution": "It is $\\boxed{1}$.",
-            "answer": "1",
-            "subject": "Algebra",
-            "level": 1,
-        }
-    ],
     "google/IFEval": [
         {
             "key": 1,
@@ -86,8 +77,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             "kwargs": [{}],
         }
     ],
-    "nq_open": [{"question": "who wrote hamlet", "answer": ["William Shakespeare", "Shakespeare"]}] * 6,
-    "trivia_qa": [
+    "google-research-datasets/nq_open": [
+        {"question": "who wrote hamlet", "answer": ["William Shakespeare", "Shakespeare"]}
+    ]
+    * 6,
+    "mandarjoshi/trivia_qa": [
         {
             "question": "Who wrote Hamlet?",
             "answer": {"aliases": ["Shakespeare", "The Bard"], "value": "Shakespeare"},
@@ -102,7 +96,6 @@ TASKS = [
         "gsm8k_cot",
         "gsm8k_cot_zeroshot",
         "arc_challenge_chat",
-        "hendrycks_math500",
         "ifeval",
         "nq_open",
         "triviaqa",
@@ -117,7 +110,6 @@ TASKS = [
             "date_understanding",
             "navigate",
             "snarks",
-            "word_sorting",
         )
     ),
     *(f"bbh_zeroshot_{name}" for name in ("boolean_expressions", "object_counting", "sports_understanding")),

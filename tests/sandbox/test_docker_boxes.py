@@ -17,7 +17,7 @@ from support.waiting import until
 from gym_serve import AsyncGym, Gym
 from gym_serve.sandbox import Listens, Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
 from gym_serve.sandbox.docker_boxes import DockerBox
-from gym_serve.types.errors import GraphError, InvalidRequest, SessionLost, Unavailable
+from gym_serve.types.errors import GraphError, InvalidRequest, SessionLost
 
 pytestmark = [needs_podman, pytest.mark.slow]
 
@@ -188,7 +188,7 @@ async def test_a_box_that_somebody_removes(create: Create) -> None:
 
 
 async def test_images(provider: SandboxProvider) -> None:
-    with pytest.raises(Unavailable, match="a box of localhost/none does not start"):
+    with pytest.raises(InvalidRequest, match="a box of localhost/none does not start"):
         await provider.create(SandboxSpec(image="localhost/none"))
     with pytest.raises(InvalidRequest, match="made of an image"):
         await provider.create(SandboxSpec())

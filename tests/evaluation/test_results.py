@@ -1,0 +1,150 @@
+"""Scores of a run: means, reducers, breakdowns, differences, and what looks wrong."""
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_serve.evaluation.report import write_html
+from gym_serve.evaluation.results import Results, holm, results_of, sign_flip
+
+AGENTS = {"sums--m": ("sums", "m")}
+
+
+def rollout(row: int, reward: float, text: str = "4", **changes: Any) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text}]
+    response = {
+        "output": [{"type": "message", "role": "assistant", "content": content}],
+        "usage": {"input_tokens": 10, "output_tokens": 2},
+        **changes.pop("response", {}),
+    }
+    return {
+        "benchmark_row": f"sums/{row}",
+        "agent_ref": {"name": "sums--m"},
+        "reward": reward,
+        "response": response,
+        **changes,
+    }
+
+
+def run(folder: Path, rollouts: list[dict[str, Any]], asked: int | None = None, **options: Any) -> Results:
+    folder.mkdir(exist_ok=True)
+    file = folder / "rollouts.jsonl"
+    file.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in rollouts))
+    rows = b'{"agent_ref": {"name": "sums--m"}}\n' * (len(rollouts) if asked is None else asked)
+    (folder / "rollouts_materialized_inputs.jsonl").write_bytes(rows)
+    record = {"gym_serve": "0", "models": [{"label": "m"}], "benchmarks": []}
+    return results_of(file, AGENTS, record, **options)
+
+
+def test_a_score_is_the_mean_over_rows(tmp_path: Path) -> None:
+    (cell,) = run(tmp_path, [rollout(0, 1), rollout(1, 0), rollout(1, 1), rollout(1, 1), rollout(0, 1)]).cells
+    assert cell.score is not None
+    assert cell.score.mean == pytest.approx((1 + 2 / 3) / 2)
+    assert cell.reducers == {
+        "pass@2": pytest.approx((1 + 1) / 2),
+        "pass^2": pytest.approx((1 + 1 / 3) / 2),
+        "best@2": 1.0,
+    }
+    assert (cell.input_tokens, cell.output_tokens) == (50, 10)
+
+
+def test_a_majority_votes(tmp_path: Path) -> None:
+    votes = [("7", 0), ("4", 1), ("4", 1)]
+    rollouts = [rollout(0, reward, extracted=answer) for answer, reward in votes]
+    (cell,) = run(tmp_path, rollouts, answers={"sums": "extracted"}).cells
+    assert cell.reducers["majority@3"] == 1.0
+
+
+def test_a_field_breaks_it_down(tmp_path: Path) -> None:
+    rollouts = [rollout(n, n % 2, level="hard" if n < 4 else "easy") for n in range(6)]
+    (cell,) = run(tmp_path, rollouts, by=["level", "nosuch"]).cells
+    assert {value: score.rows for value, score in cell.by["level"].items()} == {"easy": 2, "hard": 4}
+    assert "nosuch" not in cell.by
+
+
+def test_a_baseline_is_paired_by_row(tmp_path: Path) -> None:
+    run(tmp_path / "before", [rollout(n, 0) for n in range(12)])
+    now = [rollout(n, 1) for n in (*range(2, 14), 99)]
+    results = run(tmp_path / "now", now, baseline=tmp_path / "before" / "rollouts.jsonl")
+    difference = results.cells[0].difference
+    assert difference is not None
+    assert (difference.rows, difference.baseline, difference.mean) == (10, 0.0, 1.0)
+    assert difference.p == 2 / 2**10
+    assert difference.is_clear
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "line"),
+    [
+        ([rollout(n, n % 2, text=" ") for n in range(4)], "4 of 4 answers are empty"),
+        ([rollout(0, 1, response={"status": "incomplete"})], "1 of 1 answers end at a limit of tokens"),
+        (
+            [rollout(0, 1, response={"usage": None})],
+            "1 of 1 answers have text, and no output tokens in their usage",
+        ),
+        ([rollout(n, n % 2, extracted="B") for n in range(12)], "all answers are B"),
+        ([rollout(n, 0) for n in range(12)], "no row is solved"),
+        ([rollout(n, 1) for n in range(12)], "every row is solved"),
+        (
+            [rollout(0, 0, responses_create_params={"tools": [{"name": "t"}]})],
+            "no answer calls a tool, though 1 have tools",
+        ),
+    ],
+)
+def test_what_looks_wrong_is_told(tmp_path: Path, rollouts: list[dict[str, Any]], line: str) -> None:
+    (cell,) = run(tmp_path, rollouts, answers={"sums": "extracted"}).cells
+    assert line in cell.health
+
+
+def test_rollouts_without_a_score_are_told(tmp_path: Path) -> None:
+    (cell,) = run(tmp_path, [rollout(0, 1)], asked=3).cells
+    assert cell.health[0] == "2 of 3 rollouts have no score"
+    assert run(tmp_path, [], asked=3).lowest is None
+
+
+@given(st.lists(st.integers(-3, 3), max_size=8))
+def test_few_differences_are_flipped_in_all_ways(differences: list[int]) -> None:
+    total = abs(sum(differences))
+    flips = [
+        math.sumprod(differences, signs)
+        if hasattr(math, "sumprod")
+        else sum(d * s for d, s in zip(differences, signs, strict=True))
+        for signs in product((1, -1), repeat=len(differences))
+    ]
+    assert sign_flip(differences) == pytest.approx(sum(abs(flip) >= total for flip in flips) / len(flips))
+
+
+def test_many_differences_are_sampled_alike_each_time() -> None:
+    differences = [1.0] * 40 + [-1.0] * 10
+    assert sign_flip(differences) == sign_flip(differences) < 0.01
+    assert sign_flip([1.0, -1.0] * 30) == 1.0
+
+
+def test_holms_correction() -> None:
+    corrected = holm([0.01, None, 0.04, 0.03])
+    assert [None if p is None else round(p, 6) for p in corrected] == [0.03, None, 0.06, 0.06]
+
+
+def test_a_page_escapes_what_models_write(tmp_path: Path) -> None:
+    results = run(tmp_path, [rollout(0, 0, text="<script>alert(1)</script>", reason="<b>no</b>")])
+    results.record["benchmarks"] = [
+        {
+            "name": "sums",
+            "version": 1,
+            "metric": "accuracy",
+            "rows": "made",
+            "license": "CC0",
+            "published": [],
+        }
+    ]
+    write_html(results, tmp_path / "report.html", tmp_path / "rollouts.jsonl")
+    page = (tmp_path / "report.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "&lt;b&gt;no" in page
