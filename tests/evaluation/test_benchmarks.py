@@ -158,7 +158,7 @@ def test_a_source_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(Unavailable, match="cannot load openai/gsm8k .main.: no route.*--rows NAME=FILE"):
+    with pytest.raises(Unavailable, match=r"cannot load openai/gsm8k .main.: no route.*--rows NAME=FILE"):
         next(find_benchmark("gsm8k").rows())
 
 
