@@ -40,6 +40,7 @@ from gym_serve.client.core import CollectOptions
 from gym_serve.client.gym import GraphOptions
 from gym_serve.client.policy import AsyncPolicy, Policy
 from gym_serve.client.rollout_client import RolloutOptions
+from gym_serve.evaluation import benchmark_names, find_benchmark
 from gym_serve.graph.spec import AutoscalingOptions, GatewayOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
 from gym_serve.servers.base import Server
@@ -487,11 +488,23 @@ def _fields(cls: type) -> list[str]:
     return rows
 
 
+def benchmarks_page() -> str:
+    """docs/benchmarks.md, with the table of all names between its marks."""
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    rows = ["| name | environment | |", "|---|---|---|"]
+    for benchmark in map(find_benchmark, benchmark_names()):
+        rows.append(f"| `{benchmark.name}` | `{benchmark.environment['type']}` | {benchmark.description} |")
+    before, after = text.split("<!-- benchmarks -->")[0], text.split("<!-- end -->")[1]
+    table = "\n".join(rows)
+    return f"{before}<!-- benchmarks -->\n\n{table}\n\n<!-- end -->{after}"
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "types.md": types_page,
     ROOT / "docs" / "environments.md": environments_page,
     ROOT / "docs" / "api.md": api_page,
     ROOT / "docs" / "options.md": options_page,
+    ROOT / "docs" / "benchmarks.md": benchmarks_page,
     ROOT / "docs" / "graph.svg": graph_picture,
 }
 

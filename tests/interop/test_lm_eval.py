@@ -125,6 +125,7 @@ COMPLETIONS = [
     "the answer is (B)",
     "The best answer is A",
     "A",
+    "Shakespeare",
     "B",
     "no",
     "False",
