@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_
 from typing_extensions import Self
 
 from gym_serve.deployments.http_client import HeaderSecret, HttpClient, masked
-from gym_serve.sandbox import model_variables
+from gym_serve.sandbox.relay import model_variables
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.servers.captures import Recording
 from gym_serve.servers.clients import EnvironmentClient

@@ -336,6 +336,13 @@ SERVER = [
         whole=True,
     ),
     Panel(
+        "Boxes, by state",
+        "Live, kept warm, starting, and takes that wait for one; most: that there may be.",
+        "short",
+        [(f"sum by (server, state) ({_series('boxes', _SERVER)})", "{{server}} {{state}}")],
+        whole=True,
+    ),
+    Panel(
         "Tool calls per second",
         "By tool and status.",
         "short",

@@ -25,15 +25,14 @@ from gym_serve.sandbox import (
     BoxPool,
     ExecResult,
     Listens,
-    ModelRelay,
     Sandbox,
     SandboxRefused,
     SandboxSpec,
     find_provider,
-    model_variables,
     provider_problems,
 )
 from gym_serve.sandbox.live import LiveBoxes
+from gym_serve.sandbox.relay import ModelRelay, model_variables
 from gym_serve.servers import Operation, ResourcesServer, Verdict, tool
 from gym_serve.servers.context import current
 from gym_serve.servers.transport import Reply

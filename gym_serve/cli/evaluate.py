@@ -79,8 +79,8 @@ def evaluate(
         int | None, typer.Option(min=1, help="Rollouts per row; by default what the benchmark says.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Sampling seed of a row's first rollout.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0)] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus of the sampling.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Of one answer.")] = None,
     param: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Another key of responses_create_params.")

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import gym_serve.environments
+import gym_serve
 from gym_serve.evaluation.sources import Source, file_rows
 from gym_serve.evaluation.templates import evaluate, render
 from gym_serve.graph.classes import find_class
@@ -253,7 +253,7 @@ def agent_of(benchmark: str, model: str) -> str:
 
 @lru_cache
 def _files() -> dict[str, Path]:
-    folders = sorted(Path(gym_serve.environments.__file__).parent.glob("*/benchmarks"))
+    folders = sorted((Path(gym_serve.__file__).parent / "environments").glob("*/benchmarks"))
     for point in entry_points(group=GROUP):
         folders += map(Path, importlib.import_module(point.value).__path__)
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}

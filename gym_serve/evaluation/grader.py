@@ -10,8 +10,8 @@ The file is read again when it has changed, so that `gym-serve reverify` and the
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
+import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -66,10 +66,9 @@ class Graded(ResourcesServer):
         path, _, name = self.config.function.rpartition(":")
         changed = Path(path).stat().st_mtime_ns
         if self._loaded is None or self._loaded[0] != changed:
-            spec = importlib.util.spec_from_file_location(f"gym_serve_grader_{Path(path).stem}", path)
-            assert spec is not None  # the path ends with .py
-            module = importlib.util.module_from_spec(spec)
-            # Not by the loader: its cache of bytecode knows a file by its whole second.
-            exec(compile(Path(path).read_text("utf-8"), path, "exec"), module.__dict__)
-            self._loaded = changed, getattr(module, name)
+            # Not by import: its cache of bytecode knows a file by its whole second.
+            functions = runpy.run_path(path)
+            if name not in functions:
+                raise AttributeError(f"{path} has no function {name}")
+            self._loaded = changed, functions[name]
         return self._loaded[1]

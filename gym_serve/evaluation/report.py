@@ -49,6 +49,7 @@ def by_benchmark(results: Results) -> Mapping[str, list[Cell]]:
 
 
 def percent(score: Score | None) -> str:
+    """``68.4``; a dash without a score."""
     return "-" if score is None else f"{100 * score.mean:.1f}"
 
 

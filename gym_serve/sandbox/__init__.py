@@ -36,7 +36,6 @@ from gym_serve.sandbox.providers import (
     find_sandbox,
     sandbox_problems,
 )
-from gym_serve.sandbox.relay import ModelRelay, model_variables
 
 __all__ = [
     "BoxPool",
@@ -47,7 +46,6 @@ __all__ = [
     "Execution",
     "Limits",
     "Listens",
-    "ModelRelay",
     "PlainProcess",
     "ProgramRun",
     "Sandbox",
@@ -60,7 +58,6 @@ __all__ = [
     "SandboxedPython",
     "find_provider",
     "find_sandbox",
-    "model_variables",
     "provider_problems",
     "sandbox_problems",
 ]

@@ -87,9 +87,8 @@ def test_quiet_and_verbose_exclude_each_other() -> None:
     assert "--verbose or --quiet" in result.output
 
 
-@pytest.mark.parametrize("command", ["collect", "eval"])
-def test_collect_has_all_options(command: str) -> None:
-    assert options_of((command,)) >= {
+def test_collect_has_all_options() -> None:
+    assert options_of(("collect",)) >= {
         "--attach",
         "--url",
         "--resume",

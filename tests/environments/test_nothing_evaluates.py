@@ -59,6 +59,7 @@ ALLOWED = {
         "gym_serve/interop/nemo_gym/nemo_rl.py",
         "run_path",
     ): "a trainer's own script, named on its command line",
+    ("gym_serve/evaluation/grader.py", "run_path"): "the user's own grader, named on the command line",
     ("gym_serve/sandbox/bubblewrap_boxes.py", "compile"): "this package's own file, for a box",
     ("gym_serve/sandbox/inside/resident.py", "marshal.loads"): "requests of the process that made the box",
     ("gym_serve/sandbox/inside/main.py", "compile"): "an environment's prelude, inside a sandbox",

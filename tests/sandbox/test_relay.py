@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from gym_serve.sandbox import ModelRelay, model_variables
+from gym_serve.sandbox.relay import ModelRelay, model_variables
 
 
 class Model:
