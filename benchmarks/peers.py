@@ -89,7 +89,8 @@ class Peer:
 
 
 @contextmanager
-def _nothing(folder: Path, model: RunningModelServer) -> Iterator[None]:
+def nothing_beside(folder: Path, model: RunningModelServer) -> Iterator[None]:
+    """For a peer that needs no servers."""
     yield
 
 
@@ -105,7 +106,7 @@ def gym_serve(*options: str) -> Peer:
         return Collection(command, lambda: _rewards(output), {})
 
     name = "gym_serve, one process" if "--no-ray" in options else "gym_serve, replicas"
-    return Peer(name, 2, collection, _nothing)
+    return Peer(name, 2, collection, nothing_beside)
 
 
 def _application(model_url: str) -> dict[str, object]:
@@ -180,7 +181,7 @@ def verifiers(venv: Path) -> Peer:
 
         return Collection(command, rewards, environment)
 
-    return Peer("verifiers", 1, collection, _nothing)
+    return Peer("verifiers", 1, collection, nothing_beside)
 
 
 def _rewards(output: Path) -> list[float]:
