@@ -209,7 +209,7 @@ async def test_a_box_is_for_one_taker_and_ends_once() -> None:
         await pool.end(box)
 
     await asyncio.gather(*(episode() for _ in range(200)))
-    assert pool.counts["warm"] > 0
+    await until(lambda: pool.counts["warm"] > 0)
     await pool.stop()
     assert {box.closed for box in provider.boxes} == {1}
 
@@ -313,7 +313,8 @@ async def test_a_pool_that_stops_tells_those_that_wait() -> None:
 
 
 async def test_what_nobody_takes_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_serve.sandbox.pools._WINDOW", 0.5)
+    for name in ("_WINDOW", "_SHORTEST"):
+        monkeypatch.setattr(f"gym_serve.sandbox.pools.{name}", 0.5)
     provider = FakeProvider(0.1)
     pool = await _pool(provider)
     boxes = await asyncio.gather(*(pool.take(SPEC) for _ in range(4)))
