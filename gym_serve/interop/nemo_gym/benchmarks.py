@@ -2,9 +2,9 @@
 
 The config is imported as by ``import-nemo-gym``, so the environment is our counterpart or NeMo Gym's own
 server, hosted. Rows and prompt are the benchmark's own; where there are no rows yet, its prepare script makes
-them, in a process of its own. NAME is found in the wheel that is installed here, or in the folder ``NEMO_GYM``
-(a checkout, or the ``site-packages`` of another venv, whose Python then runs the script); a path is a
-benchmark's folder.
+them, in a process of its own. NAME is found in the wheel that is installed here, or in the folder
+``NEMO_GYM`` (a checkout, or the ``site-packages`` of another venv, whose Python then runs the script); a path
+is a benchmark's folder.
 """
 
 from __future__ import annotations
