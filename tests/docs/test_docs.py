@@ -126,7 +126,7 @@ def of_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         run_bash(Block(0, "bash", "gym-serve down --all || true"), folder, folder)
 
 
-_WITHOUT_RAY = {"play", "validate", "list", "diff", "test", "conform"}
+_WITHOUT_RAY = {"play", "validate", "list", "diff", "test", "conform", "eval"}
 """Commands that start no Ray, besides those with ``--no-ray``."""
 
 
