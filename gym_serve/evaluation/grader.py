@@ -19,6 +19,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers.base import author_error
+from gym_serve.types.errors import GymError, VerifyFailed
 
 
 class Graded(ResourcesServer):
@@ -55,10 +57,15 @@ class Graded(ResourcesServer):
     async def verify(self, request: VerifyRequest) -> Verdict:
         row = request.model_dump(exclude={"response"})
         grade = self._grade()
-        if inspect.iscoroutinefunction(grade):
-            graded = await grade(row, request.response)
-        else:  # a long text does not block the event loop
-            graded = await asyncio.to_thread(grade, row, request.response)
+        try:
+            if inspect.iscoroutinefunction(grade):
+                graded = await grade(row, request.response)
+            else:  # a long text does not block the event loop
+                graded = await asyncio.to_thread(grade, row, request.response)
+        except GymError:
+            raise
+        except Exception as error:  # the user's code: its own line is named
+            raise author_error(VerifyFailed, self.name, grade, error) from error
         fields = dict(graded) if isinstance(graded, Mapping) else {"reward": float(graded)}
         return Verdict.model_validate(fields)
 

@@ -1,0 +1,107 @@
+"""`gym-serve eval`: benchmarks and models at the terminal, by an endpoint on loopback."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import Result
+from support.upstream import ChatEndpoint
+from typer.testing import CliRunner
+
+from gym_serve.cli import main
+
+GRADER = "def grade(row, response):\n    return str(row['answer']) in response.output_text\n"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ChatEndpoint]:
+    with ChatEndpoint("It is 4.") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grader.py").write_text(GRADER)
+    (tmp_path / "sums.csv").write_text("question,answer,level\n2+2,4,easy\n1+3,4,easy\n17*23,391,hard\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["eval", *arguments])
+
+
+SUMS = ("sums.csv", "--prompt", "What is {question}?", "--grader", "grader.py:grade")
+
+
+def test_rows_of_a_file_with_two_models(folder: Path, endpoint: ChatEndpoint) -> None:
+    models = ("--model", f"{endpoint.url}#small", "--model", f"{endpoint.url}#big")
+    done = run(*SUMS, *models, "--by", "level", "--repeats", "2", "--temperature", "0.5", "-o", "out")
+    assert done.exit_code == 0, done.output
+    assert "sums       small  66.7" in done.output
+    assert re.search(r"hard +1 +0\.0", done.output)
+    assert {request["model"] for request in endpoint.requests} == {"small", "big"}
+    assert {request["temperature"] for request in endpoint.requests} == {0.5}
+    assert len(endpoint.requests) == 3 * 2 * 2
+    results = orjson.loads((folder / "out" / "results.json").read_bytes())
+    assert [(cell["model"], cell["scored"]) for cell in results["cells"]] == [("small", 6), ("big", 6)]
+    assert "<title>Evaluation: sums</title>" in (folder / "out" / "report.html").read_text()
+    assert "api_key" not in (folder / "out" / "results.json").read_text()
+
+
+def test_it_runs_again_beside_itself(folder: Path, endpoint: ChatEndpoint) -> None:
+    assert run(*SUMS, "--model", f"{endpoint.url}#m", "-o", "first").exit_code == 0
+    done = run("--repeat-of", "first", "--baseline", "first", "-o", "second", "--fail-under", "70")
+    assert "+0.0 (p 1, no clear difference)" in done.output
+    assert done.exit_code == 6
+    assert "A score is below 70." in done.output
+
+
+def test_an_interrupted_run_goes_on(folder: Path, endpoint: ChatEndpoint) -> None:
+    endpoint.refuses, endpoint.refuses_after = 401, 2
+    arguments = (*SUMS, "--model", f"{endpoint.url}#m", "--concurrency", "1", "-o", "out")
+    assert run(*arguments).exit_code == 5
+    endpoint.refuses = None
+    assert "out/rollouts.jsonl" in run(*arguments).output  # it is not written over
+    done = run(*arguments, "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    assert orjson.loads(done.stdout)["cells"][0]["scored"] == 3
+
+
+def test_a_column_is_mapped(endpoint: ChatEndpoint) -> None:
+    (Path("sums.csv")).write_text("q,gold\n2+2,4\n")
+    options = ("--prompt", "{{ q }}", "--map", "answer=gold", "--grader", "grader.py:grade")
+    done = run("sums.csv", *options, "--model", f"{endpoint.url}#m", "-o", "out")
+    assert "100.0" in done.output
+    assert endpoint.requests[0]["messages"] == [{"role": "user", "content": "2+2"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ((), 2, "name a benchmark"),
+        (("gsm8k",), 2, "choose one --model or more"),
+        (("gsm8k", "--model", "gpt"), 1, "--model must be openai/NAME"),
+        (("sums.csv", "--model", "scripted"), 1, "say how answers are scored"),
+        (("sums.csv", "--model", "scripted", "--rows", "x"), 2, "must be NAME=VALUE"),
+        (("--repeat-of", "nothing"), 1, "nothing/results.json cannot be read"),
+        (("simpleqa", "--sample", "--model", "scripted", "-o", "out"), 1, "choose its model (--judge)"),
+    ],
+)
+def test_what_cannot_be_run(arguments: tuple[str, ...], status: int, message: str) -> None:
+    done = run(*arguments)
+    assert (done.exit_code, message in " ".join(done.output.split())) == (status, True), done.output
+
+
+def test_a_mistake_of_the_grader_names_its_line(folder: Path, endpoint: ChatEndpoint) -> None:
+    (folder / "grader.py").write_text("def grade(row, response):\n    return row['nosuch']\n")
+    done = run(*SUMS, "--model", f"{endpoint.url}#m", "-o", "out")
+    assert done.exit_code == 3
+    assert "grader.py:2 in grade: KeyError: 'nosuch'" in " ".join(done.output.split())
+
+
+def test_a_check_needs_no_model() -> None:
+    done = run("mmlu", "--check", "--json")
+    assert (done.exit_code, orjson.loads(done.stdout)) == (0, {"ok": True, "benchmarks": {"mmlu": []}})
