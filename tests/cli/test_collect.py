@@ -165,7 +165,7 @@ def test_attached_by_its_name_and_failures_in_json(gym: Gym, tmp_path: Path) -> 
     rows = write(tmp_path / "rows.jsonl", [*example()[:3], {**example()[0], "options": 7}])
     out = tmp_path / "out.jsonl"
     address = ray.get_runtime_context().gcs_address
-    process = start("eval", rows, "--attach", gym.name, "--address", address, "-o", out, "--json")
+    process = start("collect", rows, "--attach", gym.name, "--address", address, "-o", out, "--json")
     stdout, stderr = process.communicate()
     assert process.returncode == 3, stderr
     report = json.loads(stdout)
