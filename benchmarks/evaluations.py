@@ -1,6 +1,6 @@
 """Single-turn samples per second beside lm-eval, Inspect and a hand-written loop, each by its own command.
 
-    python -m benchmarks.evaluations --inspect VENV      # lm-eval is in the venv of the tests
+    python -m benchmarks.evaluations [--inspect VENV]     # needs lm-eval[api]
 
 A sample is one question and one answer, which is compared as text and written to a file. The model is a
 server on loopback that answers at once. Counted is, as in `benchmarks.peers`, the time from the first request

@@ -37,8 +37,8 @@ from gym_serve.types.errors import GraphError
 
 JSON = dict[str, Any]
 
-FOREIGN = {"nemo_gym", "openenv", "verifiers"}
-"""Hosts of other libraries' environments: the verifier is none of ours."""
+FOREIGN = {"graded", "lm_eval", "nemo_gym", "openenv", "verifiers"}
+"""Hosts of verifiers that are none of ours: other libraries', and a function of a user."""
 
 LOOP_SECONDS = 0.5
 """CPU time of this process between two turns of the event loop."""
