@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,10 +22,9 @@ from typing import Any, BinaryIO
 import aiohttp
 import orjson
 
-from benchmarks.harness.reports import machine, save, table
 from benchmarks.harness.work import ROOT, model_behaviour
 from benchmarks.loopback import RunningModelServer, run_model_server
-from benchmarks.peers import Collection, Peer, measure, nothing_beside
+from benchmarks.peers import Collection, Peer, measure, nothing_beside, numbers_of, report
 
 BEHAVIOUR = replace(model_behaviour(), turns=0)
 _GRADER = "def grade(row, response):\n    return row['answer'] in response.output_text\n"
@@ -72,7 +70,7 @@ def gym_serve() -> Peer:
         command = [str(Path(sys.executable).with_name("gym-serve")), "eval", str(questions(folder, count))]
         command += ["--prompt", "{question}", "--grader", f"{folder}/grader.py:grade", "-o", f"{folder}/out"]
         command += ["--model", f"{model.url}/v1#loopback", "--concurrency", str(concurrency)]
-        return Collection(command, lambda: _lines(folder / "out" / "rollouts.jsonl", "reward"), {})
+        return Collection(command, lambda: numbers_of(folder / "out" / "rollouts.jsonl"), {})
 
     return Peer("gym-serve eval", 1, collection, nothing_beside)
 
@@ -98,7 +96,7 @@ def lm_eval() -> Peer:
 
         def rewards() -> list[float]:
             (file,) = folder.glob("out/**/samples_*.jsonl")
-            return _lines(file, "exact_match")
+            return numbers_of(file, "exact_match")
 
         return Collection(command, rewards, {"HF_DATASETS_CACHE": f"{folder}/cache"})
 
@@ -134,7 +132,7 @@ def loop() -> Peer:
         command += ["--rows", str(questions(folder, count)), "--concurrency", str(concurrency)]
         output = folder / "answers.jsonl"
         return Collection(
-            [*command, "--output", str(output)], lambda: _lines(output, "reward"), {"PYTHONPATH": str(ROOT)}
+            [*command, "--output", str(output)], lambda: numbers_of(output), {"PYTHONPATH": str(ROOT)}
         )
 
     return Peer("aiohttp loop", 1, collection, nothing_beside)
@@ -157,10 +155,6 @@ async def ask_all(url: str, waiting: Iterator[dict[str, Any]], file: BinaryIO, c
                 )
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
-
-
-def _lines(path: Path, key: str) -> list[float]:
-    return [float(orjson.loads(line)[key]) for line in path.read_bytes().splitlines()]
 
 
 def main() -> None:
@@ -191,16 +185,7 @@ def main() -> None:
                     figures = measure(peer, Path(folder), model, count, arguments.concurrency)
                 rounds[peer.name].append(figures)
                 print(f"round {number + 1}: {peer.name}: {json.dumps(figures)}", file=sys.stderr)
-    medians = {
-        name: {key: round(statistics.median(one[key] for one in figures), 2) for key in figures[0]}
-        for name, figures in rounds.items()
-    }
-    save(arguments.output, {"machine": machine(), "medians": medians, "rounds": rounds})
-    print(
-        table(
-            ("program", "samples/s", "CPU ms each"), [(name, *one.values()) for name, one in medians.items()]
-        )
-    )
+    report(rounds, arguments.output, ("program", "samples/s", "CPU ms each"))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def gym_serve(*options: str) -> Peer:
         spec.write_text(json.dumps({"applications": [_application(model.url)]}))
         command = [str(Path(sys.executable).with_name("gym-serve")), "collect", str(spec), str(data)]
         command += ["--output", str(output), "--concurrency", str(concurrency), *options]
-        return Collection(command, lambda: _rewards(output), {})
+        return Collection(command, lambda: numbers_of(output), {})
 
     name = "gym_serve, one process" if "--no-ray" in options else "gym_serve, replicas"
     return Peer(name, 2, collection, nothing_beside)
@@ -145,7 +145,7 @@ def nemo_gym(venv: Path) -> Peer:
         command = [f"{venv}/bin/ng_collect_rollouts", "+agent_name=example_single_tool_call_simple_agent"]
         command += [f"+input_jsonl_fpath={data}", f"+output_jsonl_fpath={output}"]
         command += [f"+num_samples_in_parallel={concurrency}"]
-        return Collection(command, lambda: _rewards(output), environment)
+        return Collection(command, lambda: numbers_of(output), environment)
 
     return Peer("NeMo Gym", 2, collection, servers)
 
@@ -184,8 +184,9 @@ def verifiers(venv: Path) -> Peer:
     return Peer("verifiers", 1, collection, nothing_beside)
 
 
-def _rewards(output: Path) -> list[float]:
-    return [orjson.loads(line)["reward"] for line in output.read_bytes().splitlines()]
+def numbers_of(output: Path, key: str = "reward") -> list[float]:
+    """A number of each line of a file of JSON."""
+    return [float(orjson.loads(line)[key]) for line in output.read_bytes().splitlines()]
 
 
 @contextmanager
@@ -284,17 +285,17 @@ def main() -> None:
                     f"round {number + 1}: {peer.name}: {figures['rollouts_per_second']:.1f}/s",
                     file=sys.stderr,
                 )
+    report(rounds, arguments.output, ("library", "rollouts/s", "CPU ms per rollout"))
+
+
+def report(rounds: dict[str, list[dict[str, float]]], output: Path, columns: Sequence[str]) -> None:
+    """Save the figures of all rounds, by peer, and print their medians."""
     medians = {
         name: {key: round(statistics.median(one[key] for one in figures), 2) for key in figures[0]}
         for name, figures in rounds.items()
     }
-    save(arguments.output, {"machine": machine(), "medians": medians, "rounds": rounds})
-    print(
-        table(
-            ("library", "rollouts/s", "CPU ms per rollout"),
-            [(name, *one.values()) for name, one in medians.items()],
-        )
-    )
+    save(output, {"machine": machine(), "medians": medians, "rounds": rounds})
+    print(table(columns, [(name, *one.values()) for name, one in medians.items()]))
 
 
 if __name__ == "__main__":

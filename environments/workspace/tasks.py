@@ -241,9 +241,8 @@ class HarborRows:
 
 def harbor_benchmark(folder: str) -> JSON:
     """What a benchmark file would say of a folder of tasks, for ``gym-serve eval harbor:FOLDER``."""
-    name = "".join(letter if letter.isalnum() else "_" for letter in Path(folder).resolve().name.lower())
     return {
-        "name": f"harbor_{name}"[:40],
+        "name": Path(folder).resolve().name,
         "description": f"The tasks of {folder}.",
         "license": "that of the tasks",
         "rows": {"function": f"{__name__}:harbor_rows", "arguments": {"folder": str(Path(folder).resolve())}},

@@ -336,9 +336,10 @@ def show(
 
     if name in benchmark_names():
         benchmark = find_benchmark(name).model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        print_json(benchmark) if as_json else echo(
-            yaml.safe_dump(benchmark, sort_keys=False, allow_unicode=True)
-        )
+        if as_json:
+            print_json(benchmark)
+        else:
+            echo(yaml.safe_dump(benchmark, sort_keys=False, allow_unicode=True))
         return
     types = [details(entry) for entry in find_types(name)]
     if as_json:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +13,14 @@ import typer
 
 from gym_serve.cli.collect import ConcurrencyOption, MaxFailuresOption, ResumeOption, RetryOption, SkipOption
 from gym_serve.cli.options import JsonOption, parse_pairs
-from gym_serve.cli.printing import echo, new_console, print_json, print_start, table_of
+from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.cli.run_collection import exit_of
 from gym_serve.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gym_serve.client.rollout_client import RolloutOptions
+    from gym_serve.client.core import CollectOptions
     from gym_serve.evaluation import Benchmark, Plan, Results
-    from gym_serve.rollouts import Budget, Report
+    from gym_serve.rollouts import Progress, Report
     from gym_serve.types.requests import JSON
 
 _BELOW = 6  # exit status
@@ -135,7 +136,7 @@ def evaluate(
     Example: gym-serve eval gsm8k ifeval --model http://host:8000/v1#qwen3-8b --repeats 4
     """
     # Imported here, so that --help and usage errors start fast.
-    from gym_serve.evaluation.request import Request
+    from gym_serve.evaluation.plan import Request
     from gym_serve.rollouts import Budget
 
     sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
@@ -158,8 +159,9 @@ def evaluate(
         seed=seed,
         max_turns=max_turns,
     )
-    if repeat_of is not None:
-        request = Request(**_stored(repeat_of)["request"])
+    earlier = None if repeat_of is None else _stored(repeat_of)
+    if earlier is not None:
+        request = Request(**earlier["request"])
     if not request.benchmarks:
         raise typer.BadParameter("name a benchmark, see gym-serve list benchmark; or --repeat-of FOLDER")
     if check:
@@ -168,23 +170,25 @@ def evaluate(
     if not request.models:
         raise typer.BadParameter("choose one --model or more; scripted is a stand-in that needs nothing")
     plan = request.plan()
-    record = {**plan.record(), "request": request.to_json()}
-    notes = [] if repeat_of is None else list(_changes(_stored(repeat_of), record))
-    for note in notes:
+    record = plan.record()
+    record["notes"] = [] if earlier is None else list(_changes(earlier, record))
+    for note in record["notes"]:
         echo(f"note: {note}", err=True)
     folder = output or Path(time.strftime("eval-%Y%m%d-%H%M%S"))
-    options: RolloutOptions = {
+    options: CollectOptions = {
         "repeats": plan.rollouts_per_row(),
-        "seed": seed if repeat_of is None else request.seed,
+        "seed": request.seed,
         "concurrency": concurrency,
         "timeout": timeout,
         "max_failures": max_failures,
         "skip_invalid": skip_invalid,
+        "budget": Budget(max_cost, max_tokens),
+        "resume": resume,
+        "retry_failed": retry_failed,
     }
-    resuming = {"resume": resume, "retry_failed": retry_failed}
-    report, signalled = _run(plan, folder, options, Budget(max_cost, max_tokens), resuming)
+    report, signalled = _run(plan, folder / _ROLLOUTS, options)
     if report is not None:
-        results = _results(plan, folder, {**record, "notes": notes}, report, by=by or [], baseline=baseline)
+        results = _results(plan, folder, record, report, by=by or [], baseline=baseline)
         _show(results, folder, report, as_json=as_json)
     exit_of(report, signalled)
     if fail_under is not None and (results.lowest is None or 100 * results.lowest < fail_under):
@@ -192,9 +196,7 @@ def evaluate(
         raise typer.Exit(_BELOW)
 
 
-def _run(
-    plan: Plan, folder: Path, options: RolloutOptions, budget: Budget, resuming: dict[str, bool]
-) -> tuple[Report | None, int | None]:
+def _run(plan: Plan, output: Path, options: CollectOptions) -> tuple[Report | None, int | None]:
     from gym_serve.cli import local_ray
     from gym_serve.cli.run_collection import run_collection
     from gym_serve.client import AsyncGym, Gym
@@ -203,21 +205,14 @@ def _run(
     if needs_ray:
         print_start()
         local_ray.import_ray()
-    folder.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     with Gym.from_graph(plan.graph(), ray=needs_ray) as gym:
-        return run_collection(
-            lambda progress, stopping: AsyncGym.of(gym).collect(
-                plan.rows(),
-                folder / _ROLLOUTS,
-                progress=progress,
-                stop=stopping,
-                budget=budget,
-                resume=resuming["resume"],
-                retry_failed=resuming["retry_failed"],
-                **options,
-            ),
-            folder / _ROLLOUTS,
-        )
+
+        async def collect(progress: Callable[[Progress], None], stopping: asyncio.Event) -> Report:
+            watched: CollectOptions = {**options, "progress": progress, "stop": stopping}
+            return await AsyncGym.of(gym).collect(plan.rows(), output, **watched)
+
+        return run_collection(collect, output)
 
 
 def _results(
@@ -249,42 +244,31 @@ def _show(results: Results, folder: Path, report: Report, *, as_json: bool) -> N
     if as_json:
         print_json({"ok": report.complete, "files": str(folder), **results.to_json()})
         return
-    rows = []
-    for cell in results.cells:
-        reducers = ", ".join(f"{name} {100 * value:.1f}" for name, value in cell.reducers.items())
-        beside = "" if cell.difference is None else change(cell.difference)
-        coverage = f"{cell.scored:,}/{cell.asked:,}"
-        rows.append(
-            (
-                cell.benchmark,
-                cell.model,
-                percent(cell.score),
-                interval(cell.score),
-                coverage,
-                reducers,
-                beside,
-            )
+    rows = [
+        (
+            cell.benchmark,
+            cell.model,
+            percent(cell.score),
+            interval(cell.score),
+            f"{cell.scored:,}/{cell.asked:,}",
+            ", ".join(f"{name} {100 * value:.1f}" for name, value in cell.reducers.items()),
+            "" if cell.difference is None else change(cell.difference),
         )
+        for cell in results.cells
+    ]
     columns = ("benchmark", "model", "score %", "95% interval", "scored", "", "to the baseline")
     used = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    console = new_console()
-    console.print(
-        table_of([columns[place] for place in used], [[row[place] for place in used] for row in rows])
-    )
+    print_table([columns[place] for place in used], [[row[place] for place in used] for row in rows])
     for cell in results.cells:
         for field, groups in cell.by.items():
-            cells = [
-                (value, str(score.rows), percent(score), interval(score)) for value, score in groups.items()
-            ]
-            console.print()
-            console.print(
-                table_of(
-                    (f"{cell.benchmark}, {cell.model}: {field}", "rows", "score %", "95% interval"), cells
-                )
+            echo()
+            print_table(
+                (f"{cell.benchmark}, {cell.model}: {field}", "rows", "score %", "95% interval"),
+                [(value, str(one.rows), percent(one), interval(one)) for value, one in groups.items()],
             )
     if failed := failures_of([folder / _ROLLOUTS]):
-        console.print()
-        console.print(table_of(FAILURE_COLUMNS, [one.cells() for one in failed]))
+        echo()
+        print_table(FAILURE_COLUMNS, [one.cells() for one in failed])
     echo()
     for cell in results.cells:
         for line in cell.health:

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import orjson
@@ -191,7 +192,7 @@ class Benchmark(BaseModel):
     def row(self, columns: JSON) -> JSON:
         """The row of a source's columns. Raises InvalidRequest: they do not fit the benchmark."""
         if self.prepare is not None:
-            columns = _function(self.prepare)(columns)
+            columns = resolve_name(self.prepare)(columns)
         fields = dict(columns)
         for name, expression in self.map_.items():
             fields[name] = evaluate(expression, fields)
@@ -271,8 +272,3 @@ def find_benchmark(name: str) -> Benchmark:
     if path is None:
         raise NotFound(f"no benchmark {name!r}{nearest(name, benchmark_names())}")
     return Benchmark.load(path)
-
-
-def _function(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

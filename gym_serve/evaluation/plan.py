@@ -1,42 +1,125 @@
-"""`Plan`: what an evaluation is to do, and all that is needed to do it again."""
+"""`Request`: an evaluation in words, as a command line has them; `Plan`: what the words mean.
+
+A `Request` is all that is needed to evaluate again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from importlib.metadata import version
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import entry_points, version
+from pathlib import Path
 from typing import Any
 
-from gym_serve.evaluation.benchmark import Benchmark, agent_of, composed
-from gym_serve.evaluation.models import Model
+from gym_serve.evaluation.benchmark import Benchmark, agent_of, composed, find_benchmark
+from gym_serve.evaluation.models import Model, read_models
+from gym_serve.evaluation.sources import is_file_of_rows
+from gym_serve.graph.spec import nearest
 from gym_serve.rollouts.rows import LocatedRow
+from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.types.requests import JSON
+
+CATALOGUES = "gym_serve.benchmark_catalogues"
+"""Entry points of functions from the WHAT of ``NAME:WHAT`` to what the file of a benchmark would say; its
+``name`` is a text of any form."""
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
-class Plan:
-    """An evaluation: every benchmark with every model, in one run on one graph.
+class Request:
+    """What is to be evaluated.
 
     Attributes:
+        benchmarks: names, files of benchmarks, ``CATALOGUE:WHAT``, or files of rows that ``grader`` scores.
+        models: see `gym_serve.evaluation.models.FORMS`.
         limit: rows of each benchmark at most.
         files: rows of benchmarks in place of their own, by name.
         sample: only the few rows that a benchmark has with it, which need no network.
+        prompt: of files of rows: a template, or a text with ``{field}``.
+        map: of files of rows: fields as expressions of columns.
         params: sampling parameters of all rows, over those of the benchmarks.
         repeats: rollouts of each row; None for those of each benchmark.
-        agent: settings of all agents, over those of the benchmarks, e.g. ``max_steps``.
     """
 
-    benchmarks: list[Benchmark]
-    models: list[Model]
-    judge: Model | None = None
+    benchmarks: list[str]
+    models: list[str]
+    judge: str | None = None
     split: str = "test"
     limit: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     sample: bool = False
+    prompt: str | None = None
+    grader: str | None = None
+    map: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     repeats: int | None = None
     seed: int | None = None
-    agent: Mapping[str, Any] = field(default_factory=dict)
+    max_turns: int | None = None
+
+    def plan(self) -> Plan:
+        """The plan. Raises GymError: a name or a file cannot be used."""
+        benchmarks = self.find()
+        names = [benchmark.name for benchmark in benchmarks]
+        if unknown := self.files.keys() - set(names):
+            raise InvalidRequest(f"--rows names {', '.join(sorted(unknown))}, which is not evaluated")
+        if doubled := {name for name in names if names.count(name) > 1}:
+            raise InvalidRequest(
+                f"two benchmarks are called {', '.join(sorted(doubled))}: evaluate them one by one"
+            )
+        judge = None if self.judge is None else read_models([self.judge])[0]
+        return Plan(self, benchmarks, read_models(self.models), judge)
+
+    def find(self) -> list[Benchmark]:
+        """The benchmarks. Raises GymError: one is not there, or its file has problems."""
+        return [self._find(name) for name in self.benchmarks]
+
+    def _find(self, name: str) -> Benchmark:
+        if is_file_of_rows(name):
+            return self._graded(name)
+        catalogue, colon, what = name.partition(":")
+        if not colon:
+            return find_benchmark(name)
+        known = {point.name: point for point in entry_points(group=CATALOGUES)}
+        if catalogue not in known:
+            raise NotFound(f"no catalogue of benchmarks {catalogue!r}{nearest(catalogue, known)}")
+        adapter: Callable[[str], JSON] = known[catalogue].load()
+        content = adapter(what)
+        return Benchmark.model_validate({**content, "name": _name(f"{catalogue}_{content['name']}")})
+
+    def _graded(self, file: str) -> Benchmark:
+        if self.grader is None:
+            raise InvalidRequest(
+                f"{file} is a file of rows: say how answers are scored (--grader FILE.py:FUNCTION)"
+            )
+        path, _, function = self.grader.rpartition(":")
+        prompt = self.prompt
+        if prompt is not None and "{{" not in prompt and "{%" not in prompt:
+            prompt = _FIELD.sub(r"{{ \1 }}", prompt)
+        name = _name(Path(file).name.partition(".")[0])
+        return Benchmark.model_validate(
+            {
+                "name": name if name[:1].isalpha() else _name(f"rows_{name}"),
+                "description": f"Rows of {file}, scored by {self.grader}.",
+                "license": "that of the file",
+                "rows": {"file": file if "://" in file else str(Path(file).resolve())},
+                "map": self.map,
+                "prompt": prompt,
+                "environment": {"type": "graded", "function": f"{Path(path).resolve()}:{function}"},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An evaluation: every benchmark with every model, in one run on one graph."""
+
+    request: Request
+    benchmarks: list[Benchmark]
+    models: list[Model]
+    judge: Model | None = None
 
     def cells(self) -> Iterator[tuple[str, Benchmark, Model]]:
         """Each benchmark with each model, by the name of the agent that plays it."""
@@ -48,11 +131,19 @@ class Plan:
         """What stands under ``args`` of a graph file. Raises InvalidRequest: a judge is missing."""
         models = {model.server: model.settings for model in self.models}
         graph = composed(self.benchmarks, models, None if self.judge is None else self.judge.settings)
-        return {**graph, "agents": {name: {**agent, **self.agent} for name, agent in graph["agents"].items()}}
+        return {
+            **graph,
+            "agents": {name: {**agent, **self._limits} for name, agent in graph["agents"].items()},
+        }
+
+    @property
+    def _limits(self) -> JSON:
+        """Settings of all agents, over those of the benchmarks."""
+        return {} if self.request.max_turns is None else {"max_steps": self.request.max_turns}
 
     def rollouts_per_row(self) -> dict[str, int]:
         """By agent."""
-        return {name: self.repeats or benchmark.repeats for name, benchmark, _ in self.cells()}
+        return {name: self.request.repeats or benchmark.repeats for name, benchmark, _ in self.cells()}
 
     def rows(self) -> Iterator[LocatedRow]:
         """The rows of all benchmarks for all models: those of one row stand together, so that models advance
@@ -63,27 +154,29 @@ class Plan:
                 if row is None:
                     yield LocatedRow(where, None, problem)
                     continue
-                row["responses_create_params"] |= self.params
+                row["responses_create_params"] |= self.request.params
                 for agent in agents:
                     yield LocatedRow(
                         where, {**row, "agent_ref": {"type": "responses_api_agents", "name": agent}}
                     )
 
     def _rows_of(self, benchmark: Benchmark) -> Iterator[LocatedRow]:
-        if self.sample:
+        request = self.request
+        if request.sample:
             return benchmark.sample_rows()
-        return benchmark.rows(self.split, limit=self.limit, file=self.files.get(benchmark.name))
+        return benchmark.rows(request.split, limit=request.limit, file=request.files.get(benchmark.name))
 
     def record(self) -> JSON:
         """What decides the scores, without secrets: versions, rows, prompts, models, sampling."""
+        request = self.request
         return {
             "gym_serve": version("gym-serve"),
-            "split": "sample" if self.sample else self.split,
-            "limit": self.limit,
-            "repeats": self.repeats,
-            "seed": self.seed,
-            "params": dict(self.params),
-            "agent": dict(self.agent),
+            "split": "sample" if request.sample else request.split,
+            "limit": request.limit,
+            "repeats": request.repeats,
+            "seed": request.seed,
+            "params": dict(request.params),
+            "agent": self._limits,
             "judge": None if self.judge is None else self.judge.label,
             "models": [
                 {"label": model.label, "server": model.server, **_shown(model.settings)}
@@ -95,17 +188,20 @@ class Plan:
                     "version": benchmark.version,
                     "file_digest": benchmark.digest(),
                     "license": benchmark.license,
-                    "rows": self.files.get(benchmark.name) or benchmark.rows_from.label,
-                    "prompt": benchmark.prompt
-                    if isinstance(benchmark.prompt, str | None)
-                    else dict(benchmark.prompt),
+                    "rows": request.files.get(benchmark.name) or benchmark.rows_from.label,
                     "environment": benchmark.environment,
                     "metric": benchmark.metric,
-                    "published": [one.model_dump() for one in benchmark.published],
+                    **benchmark.model_dump(include={"prompt", "published"}),
                 }
                 for benchmark in self.benchmarks
             ],
+            "request": asdict(request),
         }
+
+
+def _name(text: str) -> str:
+    """A text in the form of a benchmark's name."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:_LONGEST_NAME]
 
 
 def _shown(settings: Mapping[str, Any]) -> JSON:

@@ -151,12 +151,13 @@ class _Tally:
         calls = sum(item.get("type") == "function_call" for item in output)
         usage = response.get("usage") or {}
         tokens = usage.get("output_tokens") or 0
-        self.counts += Counter(
+        has_tools = bool(rollout.get("responses_create_params", {}).get("tools"))
+        self.counts.update(
             rollouts=1,
             empty=not (text.strip() or calls),
             cut=response.get("status") == "incomplete",
-            tools=bool(rollout.get("responses_create_params", {}).get("tools")),
-            no_call=bool(rollout.get("responses_create_params", {}).get("tools")) and not calls,
+            tools=has_tools,
+            no_call=has_tools and not calls,
             uncounted=bool(text) and not tokens,
             input_tokens=usage.get("input_tokens") or 0,
             output_tokens=tokens,

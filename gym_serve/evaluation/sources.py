@@ -8,11 +8,11 @@ cache.
 from __future__ import annotations
 
 import base64
-import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from itertools import islice
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -23,7 +23,7 @@ from gym_serve.types.errors import InvalidRequest, Unavailable
 from gym_serve.types.requests import JSON
 
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-_FORMATS = {
+_FORMATS = {  # by suffix, as `datasets` calls them
     **{".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow", ".json": "json"},
     **dict.fromkeys(_JSONL, "json"),
 }
@@ -72,8 +72,7 @@ class Source(BaseModel):
         if split not in self.splits and self.file is None:
             raise InvalidRequest(f"{self.label} has no split {split!r}; it has {', '.join(self.splits)}")
         if self.function is not None:
-            module, _, name = self.function.partition(":")
-            made = getattr(importlib.import_module(module), name)(split=split, **self.arguments)
+            made = resolve_name(self.function)(split=split, **self.arguments)
             return _located(self.label, islice(made, limit))
         if self.file is not None:
             return islice(file_rows(_place(self.file, folder)), limit)
@@ -82,13 +81,18 @@ class Source(BaseModel):
         return _located(self.label, islice(loaded, limit))
 
 
+def is_file_of_rows(file: str) -> bool:
+    """Whether a path or a URL has the suffix of a format that is read here."""
+    return file.lower().endswith(tuple(_FORMATS))
+
+
 def file_rows(file: str) -> Iterator[LocatedRow]:
     """The rows of a file or a URL. Raises InvalidRequest: it is of no format that is read here."""
-    kind = next((kind for suffix, kind in _FORMATS.items() if file.lower().endswith(suffix)), None)
+    if not is_file_of_rows(file):
+        raise InvalidRequest(f"{file}: rows must be in a file of {', '.join(_FORMATS)}")
     if file.lower().endswith(_JSONL) and "://" not in file:
         return read_rows(file)
-    if kind is None:
-        raise InvalidRequest(f"{file}: rows must be in a file of {', '.join(_FORMATS)}")
+    kind = next(kind for suffix, kind in _FORMATS.items() if file.lower().endswith(suffix))
     options = {"delimiter": "\t"} if file.lower().endswith(".tsv") else {}
     loaded = _load(file, {"path": kind, "data_files": file, "split": "train", **options}, streaming=True)
     return _located(file, loaded)

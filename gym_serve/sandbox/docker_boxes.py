@@ -1,8 +1,8 @@
 """`DockerBoxes`: boxes that are containers of Docker or Podman, by Docker's API over a socket.
 
 The first process of a container waits for the end of its standard input, which is one connection to this
-process. So a container ends with the process that made it, however that ends, and the daemon removes it then:
-nothing is left to be swept.
+process. So a container ends with the process that made it, however that ends, and the daemon removes it then.
+Only where the daemon itself was stopped before that, an ended container is left: the next start sweeps it.
 
 Where the image has a Python, 3.9 or newer, the first process executes commands, as in a box of bubblewrap
 (`inside.resident`): it has imported all that it needs before the agent comes. In other images with a shell,
@@ -122,18 +122,16 @@ class DockerBoxes:
                 raise failure(f"a box of {spec.image} does not start: {error.message}") from error
             except (OSError, EOFError, asyncio.TimeoutError) as error:
                 raise Unavailable(f"a box of {spec.image} does not start: {error}") from error
+            box: ContainerBox | DockerBox
             if has_python:
                 channel.stack = stack.pop_all()
-                resident_box = ContainerBox(channel, spec, container, mark)
-                try:
-                    await resident_box.begin(_settings(spec), source=_SOURCE)
-                except BaseException:
-                    await resident_box.close()
-                    raise
-                return resident_box
-            box = DockerBox(container, spec, mark, stack.pop_all())
+                box = ContainerBox(channel, spec, container, mark)
+                beginning = box.begin(_settings(spec), source=_SOURCE)
+            else:
+                box = DockerBox(container, spec, mark, stack.pop_all())
+                beginning = box.begin()
             try:
-                await box.begin()
+                await beginning
             except BaseException:
                 await box.close()
                 raise
@@ -481,7 +479,7 @@ async def _listener_of(container: DockerContainer, spec: SandboxSpec, mark: str)
 
     try:
         process = int((await container.show())["State"]["Pid"])
-    except (DockerError, OSError) as error:
+    except (DockerError, OSError, ClientError) as error:
         raise SessionLost(f"the box is gone: {error}") from error
     return await asyncio.to_thread(_listener_in, process, f"{_BOX}={mark}".encode())
 

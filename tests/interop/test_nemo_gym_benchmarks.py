@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gym_serve.evaluation.request import Request
+from gym_serve.evaluation.plan import Request
 from gym_serve.types.errors import InvalidRequest, NotFound, Unavailable
 
 CONFIG = {

@@ -80,7 +80,7 @@ class LmEval(ResourcesServer):
 def lm_eval_benchmark(name: str, **settings: Any) -> JSON:
     """What a benchmark file would say of a task, a group or a tag of lm-eval."""
     return {
-        "name": "lm_eval_" + "".join(letter if letter.isalnum() else "_" for letter in name.lower())[:32],
+        "name": name,
         "description": f"{name} of lm-evaluation-harness, by its own code.",
         "license": "that of the data set",
         "rows": {

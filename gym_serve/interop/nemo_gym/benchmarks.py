@@ -50,8 +50,7 @@ def nemo_gym_benchmark(name: str) -> JSON:
     if environment.get("should_use_judge") is False:
         environment.pop(_JUDGE, None)
     return {
-        "name": "nemo_gym_"
-        + "".join(letter if letter.isalnum() else "_" for letter in folder.name.lower())[:31],
+        "name": folder.name,
         "description": f"{folder.name} of NeMo Gym.",
         "license": "that of the data set",
         "rows": {

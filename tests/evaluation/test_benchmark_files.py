@@ -7,7 +7,7 @@ import yaml
 
 from gym_serve.evaluation import Benchmark, benchmark_names, find_benchmark
 from gym_serve.evaluation.checking import problems_of_benchmark
-from gym_serve.evaluation.request import Request
+from gym_serve.evaluation.plan import Request
 from gym_serve.rollouts.rows import LocatedRow
 from gym_serve.types.errors import InvalidRequest, NotFound, Unavailable
 
