@@ -54,7 +54,7 @@ RUN_ELSEWHERE = {
     "serve": "tests/serve_cli",
     "gym-serve up": "tests/cli/test_up.py",
     "gym-serve view": "tests/view/test_server.py",
-    "gym-serve sandbox": "tests/cli/test_sandbox.py",
+    "gym-serve sandbox": "tests/cli/test_sandbox_command.py",
     "python3 -m venv": "tests/cli/test_first_run.py, with a wheel of its own",
     "pip install gym_serve-": "tests/cli/test_first_run.py, from a wheel of its own",
     "python examples/quickstart.py": "make run, which CI runs",
