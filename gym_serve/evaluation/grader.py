@@ -52,7 +52,10 @@ class Graded(ResourcesServer):
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         self._loaded: tuple[int, Callable[..., Any]] | None = None
-        self._grade()  # a file that cannot be read stops the start, not the first rollout
+
+    async def start(self) -> None:
+        self._grade()  # a file that cannot be used stops the start, not the first rollout
+        await super().start()
 
     async def verify(self, request: VerifyRequest) -> Verdict:
         row = request.model_dump(exclude={"response"})

@@ -102,6 +102,20 @@ def test_a_mistake_of_the_grader_names_its_line(folder: Path, endpoint: ChatEndp
     assert "grader.py:2 in grade: KeyError: 'nosuch'" in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def other(): ...\n", "grader.py has no function grade"),
+        ("def grade(:\n", "SyntaxError"),
+    ],
+)
+def test_a_grader_that_cannot_be_used_stops_the_start(folder: Path, text: str, message: str) -> None:
+    (folder / "grader.py").write_text(text)
+    done = run(*SUMS, "--model", "scripted", "-o", "out")
+    assert done.exit_code == 1
+    assert f"sums did not start: {message}" in done.output.replace(f"AttributeError: {folder}/", "")
+
+
 def test_a_check_needs_no_model() -> None:
     done = run("mmlu", "--check", "--json")
     assert (done.exit_code, orjson.loads(done.stdout)) == (0, {"ok": True, "benchmarks": {"mmlu": []}})
