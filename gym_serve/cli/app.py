@@ -18,6 +18,7 @@ from gym_serve.cli.evaluate import evaluate
 from gym_serve.cli.fixtures import conform, run_fixtures
 from gym_serve.cli.init import init
 from gym_serve.cli.interop import export, import_nemo_gym
+from gym_serve.cli.judge_check import judge_check
 from gym_serve.cli.lifecycle import down, logs, status, up
 from gym_serve.cli.merge import merge, reverify
 from gym_serve.cli.monitoring import monitoring, top
@@ -40,6 +41,7 @@ main.command()(play)
 main.command()(merge)
 main.command()(reverify)
 main.command()(calibrate)
+main.command()(judge_check)
 main.command()(view)
 main.command()(profile)
 main.command()(diff)

@@ -22,6 +22,7 @@ from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.metrics import Failures
 from gym_serve.types.errors import GraphError, GymError
+from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
@@ -72,7 +73,7 @@ FailuresOption = Annotated[
 ]
 
 
-def resolve_file(file: Path, overrides: Sequence[str] | None, application: str | None) -> Graph:
+def resolve_file(file: Path | JSON, overrides: Sequence[str] | None, application: str | None) -> Graph:
     """The graph of a file. Raises GraphError: all problems of the file."""
     source = load_graph(file, overrides=overrides or (), application=application)
     return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
@@ -126,7 +127,7 @@ class Target:
     """The graph that a command works on, by its options: exactly one of a graph file to deploy (``graph``), a
     running application (``attach``) and ``url`` names it."""
 
-    graph: Path | None = None
+    graph: Path | JSON | None = None
     attach: str | None = None
     url: str | None = None
     address: str | None = None

@@ -3,7 +3,7 @@
 With several votes, the label of more than half of them counts; a tie is no verdict. A failed vote may be
 outvoted; if it could have decided, the question fails as that vote did.
 
-`calibrate` compares a judge with people. Agreement alone flatters a judge that always says the more common
+`Calibration` compares a judge with people. Agreement alone flatters a judge that always says the more common
 label; kappa is the agreement beyond chance, (p_o - p_e) / (1 - p_e) (Cohen, "A coefficient of agreement for
 nominal scales", 1960).
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
@@ -43,7 +43,6 @@ _CONTRADICTIONS = 2  # how often a judge is asked again that contradicts itself
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Label = Hashable
 
 
@@ -222,20 +221,17 @@ def open_cache(settings: CacheSettings | None) -> VerdictCache | None:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The agreement of a judge with people: the count of each pair (person's label, judge's or None), and the
-    rows whose judge failed, which no figure includes.
-    """
+    """The agreement of a judge with people: the count of each pair (person's label, judge's or None)."""
 
     pairs: Mapping[tuple[Label, Label], int]
-    failed: int = 0
 
     @classmethod
-    def of(cls, labels: Iterable[tuple[Label, Label]], failed: int = 0) -> Calibration:
+    def of(cls, labels: Iterable[tuple[Label, Label]]) -> Calibration:
         """The calibration of (person's label, judge's label) pairs. Raises InvalidRequest: there is none."""
         pairs = Counter(labels)
         if not pairs:
             raise InvalidRequest("calibration needs at least one labelled row with a verdict")
-        return cls(pairs, failed)
+        return cls(pairs)
 
     @property
     def rows(self) -> int:
@@ -261,28 +257,5 @@ class Calibration:
         for (person, judge), count in sorted(self.pairs.items(), key=repr):
             row = confusion.setdefault(str(person), {})
             row[str(judge)] = row.get(str(judge), 0) + count
-        figures = {name: getattr(self, name) for name in ("rows", "failed", "agreement", "kappa")}
+        figures = {name: getattr(self, name) for name in ("rows", "agreement", "kappa")}
         return {**figures, "confusion": confusion}
-
-
-async def calibrate(
-    labelled: Iterable[tuple[T, Label]], judge: Callable[[T], Awaitable[Label]]
-) -> Calibration:
-    """Let a judge label questions that people have labelled; a `Retryable` error counts as failed. Raises
-    InvalidRequest: no question got a label.
-    """
-
-    async def pair(question: T, label: Label) -> tuple[Label, Label] | None:
-        try:
-            return label, await judge(question)
-        except Retryable:
-            return None
-
-    tasks = [asyncio.create_task(pair(question, label)) for question, label in labelled]
-    try:
-        pairs = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:  # the others, after an unexpected exception
-            task.cancel()
-    judged = [found for found in pairs if found is not None]
-    return Calibration.of(judged, failed=len(pairs) - len(judged))

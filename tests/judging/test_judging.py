@@ -19,7 +19,6 @@ from gym_serve.judging import (
     JudgeCalls,
     LabelJudge,
     VerdictCache,
-    calibrate,
     check_fields,
     check_labels,
     escape_labels,
@@ -33,7 +32,7 @@ from gym_serve.judging import (
 from gym_serve.judging.calls import labels_in
 from gym_serve.observe.catalogue import JUDGE_CALLS
 from gym_serve.servers import ResourcesServer
-from gym_serve.types.errors import BadRequest, InvalidRequest, Overloaded, VerifierFailed
+from gym_serve.types.errors import BadRequest, Overloaded, VerifierFailed
 
 YES, NO = "[[yes]]", "[[no]]"
 LABELS = st.sampled_from([YES, NO, None])
@@ -367,46 +366,7 @@ def test_kappa_is_symmetric_and_at_most_the_agreement(pairs: list[tuple[Any, Any
     assert sum(n for row in found.to_json()["confusion"].values() for n in row.values()) == len(pairs)
 
 
-async def test_a_judge_is_calibrated() -> None:
-    judge = judge_of(Voter(YES, NO, Overloaded("busy"), NO))
-
-    async def label(question: str) -> str | None:
-        return (await judge.ask({"it": question})).label
-
-    found = await calibrate([("a", YES), ("b", YES), ("c", YES), ("d", NO)], label)
-    assert found.to_json() == {
-        "rows": 3,
-        "failed": 1,
-        "agreement": pytest.approx(2 / 3),
-        "kappa": pytest.approx(0.4),
-        "confusion": {NO: {NO: 1}, YES: {NO: 1, YES: 1}},
-    }
-    with pytest.raises(InvalidRequest, match="at least one labelled row"):
-        await calibrate([("a", YES)], judge_failing)
-
-
 async def test_confusions_of_labels_that_look_alike_are_added_up() -> None:
     assert Calibration.of([(1, None), ("1", "None"), (1, 1)]).to_json()["confusion"] == {
         "1": {"None": 2, "1": 1}
     }
-
-
-async def test_what_is_not_foreseen_ends_a_calibration() -> None:
-    never, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def judge(question: str) -> str:
-        if question == "broken":
-            raise ZeroDivisionError
-        try:
-            await never.wait()
-        finally:
-            cancelled.set()
-        return YES
-
-    with pytest.raises(ZeroDivisionError):
-        await calibrate([("hangs", YES), ("broken", YES)], judge)
-    await cancelled.wait()
-
-
-async def judge_failing(question: str) -> str:
-    raise VerifierFailed("down")
