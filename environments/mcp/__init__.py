@@ -37,6 +37,7 @@ from gym_serve.servers.context import current
 from gym_serve.servers.tools import RESERVED, ToolDescription, is_tool_name
 from gym_serve.servers.transport import encode, text_as_json
 from gym_serve.types.errors import GraphError, ToolFailed
+from gym_serve.types.media import shown_parts
 from gym_serve.types.requests import JSON
 
 logger = logging.getLogger(__name__)
@@ -181,11 +182,16 @@ class McpEnvironment(ResourcesServer):
         """The text that any tool of the server answers, for `seed` and `verify`. Raises ToolFailed: the tool,
         or the call, failed; Unavailable: the server cannot be started or reached.
         """
+        return self._text(name, await self._result(session, name, arguments))
+
+    async def _result(self, session: McpSession, name: str, arguments: JSON) -> CallToolResult:
         config = self.config
         connection = await self._of(session).connected(self._connection, config.start_timeout)
         timeout = current().timeout(config.call_timeout) or config.call_timeout
-        result = await connection.call(name, arguments, timeout)
-        text = text_of(result, config.max_output_chars)
+        return await connection.call(name, arguments, timeout)
+
+    def _text(self, name: str, result: CallToolResult) -> str:
+        text = text_of(result, self.config.max_output_chars)
         if result.is_error:
             raise ToolFailed(text or f"{name} failed")
         return text
@@ -205,7 +211,12 @@ class McpEnvironment(ResourcesServer):
         return operations
 
     async def _answer(self, name: str, session: McpSession, arguments: JSON) -> Reply:
-        return Reply(200, text_as_json(await self.call(session, name, arguments)))
+        result = await self._result(session, name, arguments)
+        text = self._text(name, result)
+        urls = [f"data:{b.mime_type};base64,{b.data}" for b in result.content if isinstance(b, ImageContent)]
+        pictures = [{"type": "input_image", "image_url": url} for url in urls]
+        parts = Reply.of([{"type": "input_text", "text": text}, *pictures])
+        return parts if shown_parts(parts.body) else Reply(200, text_as_json(text))
 
     def _of(self, session: McpSession) -> McpSession:
         return session if self.config.connection == "session" else self._shared

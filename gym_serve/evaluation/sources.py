@@ -7,7 +7,6 @@ cache.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from itertools import islice
@@ -20,6 +19,7 @@ from typing_extensions import Self
 
 from gym_serve.rollouts.rows import LocatedRow, read_rows
 from gym_serve.types.errors import InvalidRequest, Unavailable
+from gym_serve.types.media import data_url
 from gym_serve.types.requests import JSON
 
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -27,7 +27,6 @@ _FORMATS = {  # by suffix, as `datasets` calls them
     **{".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow", ".json": "json"},
     **dict.fromkeys(_JSONL, "json"),
 }
-_MAGIC = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
 
 class Source(BaseModel):
@@ -135,17 +134,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {"bytes", "path"}:
             data = value["bytes"]
-            return _data_url(Path(value["path"]).read_bytes() if data is None else data)
+            return data_url(Path(value["path"]).read_bytes() if data is None else data)
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     if isinstance(value, bytes):
-        return _data_url(value)
+        return data_url(value)
     return value
-
-
-def _data_url(data: bytes) -> str:
-    kind = next((k for magic, k in _MAGIC.items() if data.startswith(magic)), "application/octet-stream")
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -23,6 +23,7 @@ from mcp.types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    ImageContent,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -36,6 +37,8 @@ from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.tools import is_tool_name
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import BadRequest, GymError, NotFound, Retryable, SessionLost, SessionNotFound
+from gym_serve.types.media import shown_parts
+from gym_serve.types.requests import JSON
 
 MCP_SESSION = "mcp-session-id"
 """The header with the session that MCP's handshake opened."""
@@ -170,5 +173,12 @@ def _begins(body: bytes) -> bool:
 
 
 def _result(reply: Reply, *, is_error: bool = False) -> CallToolResult:
-    text = reply.body.decode("utf-8", "replace")
-    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
+    parts = shown_parts(reply.body) or [{"type": "input_text", "text": reply.body.decode("utf-8", "replace")}]
+    return CallToolResult(content=list(map(_block, parts)), is_error=is_error)
+
+
+def _block(part: JSON) -> TextContent | ImageContent:
+    if part["type"] == "input_text":
+        return TextContent(type="text", text=part["text"])
+    head, _, data = part["image_url"].partition(";base64,")
+    return ImageContent(type="image", data=data, mime_type=head.removeprefix("data:"))

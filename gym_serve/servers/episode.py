@@ -39,6 +39,7 @@ from gym_serve.types.errors import (
     SessionNotFound,
     Unavailable,
 )
+from gym_serve.types.media import shown_parts
 from gym_serve.types.protocols import context_overflow_response, usage_sum
 from gym_serve.types.protocols.requests import metadata_object
 from gym_serve.types.requests import JSON, input_items
@@ -442,15 +443,15 @@ class Episode:
     def _shorten(self, outputs: list[JSON]) -> None:
         left = self._limits.max_episode_bytes - self._bytes
         for output in outputs:
-            size = len(output["output"])
+            size = written_bytes(output["output"])
             if size > left:
-                output["output"] = _error(f"The output is too long: {size} characters.")
+                output["output"] = _error(f"The output is too long: {size} bytes.")
             left -= written_bytes(output)
 
     async def _run_tool(self, call: JSON) -> JSON:
         return _output(call, await self._tool_output(call.get("name"), call.get("arguments")))
 
-    async def _tool_output(self, name: Any, arguments: Any) -> str:
+    async def _tool_output(self, name: Any, arguments: Any) -> str | list[JSON]:
         # The model wrote all of this: nothing is trusted.
         is_name = isinstance(name, str) and is_tool_name(name)
         if not is_name or (self._declared is not None and name not in self._declared):
@@ -474,7 +475,7 @@ class Episode:
             try:
                 call = lambda: self._call_tool(name, values)  # noqa: E731
                 reply: Reply = await self.stage("tool", call, (name, size))
-                return reply.body.decode("utf-8", "replace")
+                return shown_parts(reply.body) or reply.body.decode("utf-8", "replace")
             except RecursionError:  # JSON that can be decoded may be too deep to be encoded
                 problem = _TOO_DEEP
         return self._refused(name, _WRONG, f"Invalid tool call arguments: {problem}")
@@ -510,7 +511,7 @@ def _names(tools: list[JSON]) -> set[str]:
     return {name for tool in functions if isinstance(name := tool.get("name"), str)}
 
 
-def _output(call: JSON, output: str) -> JSON:
+def _output(call: JSON, output: str | list[JSON]) -> JSON:
     return {"type": "function_call_output", "call_id": call.get("call_id"), "output": output}
 
 

@@ -59,9 +59,9 @@ class Response(BaseModel):
 
     @property
     def tool_outputs(self) -> dict[str, str]:
-        """Output text of each call, by ``call_id``."""
+        """The text of each call's output, by ``call_id``."""
         outputs = (i for i in self.output if i.get("type") == "function_call_output")
-        return {str(i.get("call_id")): str(i.get("output", "")) for i in outputs}
+        return {str(i.get("call_id")): _text(i.get("output")) for i in outputs}
 
 
 class VerifyRequest(BaseModel):
@@ -133,7 +133,10 @@ def input_items(given: str | list[JSON]) -> list[JSON]:
 
 def message_text(message: JSON) -> str:
     """The text of a message item; its content is a string or a list of parts."""
-    content = message.get("content")
+    return _text(message.get("content"))
+
+
+def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -116,7 +116,9 @@ async def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ToolFailed, match="ended; the next call starts a new one"):
             await bench.tool("end")
         assert await bench.tool("remember", word="c") == "c"
-        assert await bench.tool("show") == "A dot:\n[image, image/png]"
+        text, dot = await bench.tool("show")
+        assert text == {"type": "input_text", "text": "A dot:\n[image, image/png]"}
+        assert dot == {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
         assert not alive(told["pid"])
 
 

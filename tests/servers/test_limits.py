@@ -109,7 +109,7 @@ async def test_an_episode_over_the_limit_ends_and_is_verified() -> None:
 async def test_an_output_that_has_no_room_is_not_kept() -> None:
     policy = Scripted([call("echo", text="e", times=10_000_000), call()], [say("done")])
     rollout = await rollout_of(policy, max_episode_bytes=100_000)
-    assert "The output is too long: 10000002 characters" in outputs_of(rollout)[0]
+    assert "The output is too long: 10000002 bytes" in outputs_of(rollout)[0]
     assert (rollout["reward"], outputs_of(rollout)[1]) == (2.0, "2")
 
 
