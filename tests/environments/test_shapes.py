@@ -35,7 +35,7 @@ def test_the_picture_shows_what_the_verifier_measures(scene: list[Shape], x: int
 
 
 def test_the_rows_are_the_same_again_and_have_all_tasks() -> None:
-    assert ROWS == list(rows("train", size=60))
+    assert list(rows("train", size=60)) == ROWS
     assert Counter(row["task"] for row in ROWS) == {"count": 20, "compare": 20, "locate": 20}
     scenes = {str(row["scene"]) for row in ROWS}
     assert not scenes & {str(row["scene"]) for row in rows("test", size=60)}
