@@ -30,7 +30,7 @@ class ShapesVerdict(Verdict):
 
 
 class Shapes(ResourcesServer):
-    """Pictures of coloured shapes: reward 1.0 for the right answer, or for a last click on the right shape."""
+    """Pictures of coloured shapes: reward 1.0 for the right answer, or a last click on the right shape."""
 
     reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
     requires: ClassVar[dict[str, str]] = {"PIL": "gym-serve[pictures]"}
@@ -73,9 +73,8 @@ class Shapes(ResourcesServer):
     async def verify(self, row: Row, response: Response, session: Session) -> ShapesVerdict:
         """Compare the last box with the answer, or look what is under the last click."""
         if row.target is not None:
-            hit = next(
-                (shape for shape in row.scene if session.clicks and shape.covers(*session.clicks[-1])), None
-            )
+            hits = [shape for shape in row.scene for click in session.clicks[-1:] if shape.covers(*click)]
+            hit = hits[0] if hits else None
             right = hit == row.scene[row.target]
             what = "nothing" if hit is None else f"the {hit.name}"
             why = f"the last click is on {what}" if session.clicks else "there was no click"

@@ -1,4 +1,4 @@
-"""Rows: ``python -m gym_serve.environments.shapes.rows --size 500 > rows.jsonl``. The same seed gives the same."""
+"""Rows, the same for the same seed: ``python -m gym_serve.environments.shapes.rows --size 500 > rows.jsonl``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(split: str = "test", *, size: int = 300, seed: int = 0) -> Iterator[dic
 
 
 def _asked(task: Task, scene: list[Shape], draw: random.Random) -> tuple[str, dict[str, Any]] | None:
-    """A question about a scene, and what its row says of the answer; None if the scene has no such question."""
+    """A question about a scene, and what its row says of the answer; None if there is no such question."""
     if task == "count":
         what = draw.choice([*(shape.form for shape in scene), *(shape.name for shape in scene), "red circle"])
         right = sum(what in (shape.form, shape.name) for shape in scene)
