@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, ClassVar
 
@@ -139,8 +139,10 @@ class CallbackModel(TokenizingModel):
             ANSWER: Operation(self._op_answer, "The trainer's answers", any_, any_),
         }
 
-    async def generate(self, prompt: list[int], sampling: JSON) -> Generation:
-        request = {"prompt_ids": prompt, "sampling": sampling, "episode": current().affinity}
+    async def generate(self, prompt: list[int], sampling: JSON, pictures: Sequence[str]) -> Generation:
+        request: JSON = {"prompt_ids": prompt, "sampling": sampling, "episode": current().affinity}
+        if pictures:
+            request["pictures"] = pictures
         answer = await self._requests.ask(request)
         tokens, logprobs, reason = (answer[key] for key in ("token_ids", "logprobs", "finish_reason"))
         return Generation(tokens, logprobs, reason, answer.get("spans"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -99,7 +99,9 @@ class SglangModel(TokenizingModel, RowEndpointModel):
     def params_of(self, body: JSON) -> JSON:
         return {**body, "model": self.model_name or self.name}
 
-    async def generate(self, prompt: list[int], sampling: JSON) -> Generation | None:
+    async def generate(
+        self, prompt: list[int], sampling: JSON, pictures: Sequence[str]
+    ) -> Generation | None:
         call = current().within(self.config.timeout)
         params = sampling_params(sampling)
         limit = params["max_new_tokens"]
@@ -108,7 +110,7 @@ class SglangModel(TokenizingModel, RowEndpointModel):
             version = self.weight_version
             context = prompt + generation.token_ids
             answer = await self._upstream.post(
-                _GENERATE, _request(context, params, len(generation.token_ids)), call, below_v1=False
+                _GENERATE, _request(context, params, len(generation.token_ids), pictures), call, below_v1=False
             )
             if answer is None and params["max_new_tokens"] is not None:  # does the prompt alone fit?
                 params["max_new_tokens"] = None
@@ -173,14 +175,15 @@ def _as_text(schema: Any) -> str:
     return schema if isinstance(schema, str) else orjson.dumps(schema).decode()
 
 
-def _request(tokens: list[int], params: JSON, made: int) -> JSON:
+def _request(tokens: list[int], params: JSON, made: int, pictures: Sequence[str]) -> JSON:
     """The body for a prompt, of which the last ``made`` tokens were generated before an abort."""
     left = {
         name: max(least, params[name] - made)
         for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0))
         if params.get(name) is not None
     }
-    return {"input_ids": tokens, "sampling_params": {**params, **left}, "return_logprob": True}
+    shown = {"image_data": list(pictures)} if pictures else {}
+    return {"input_ids": tokens, **shown, "sampling_params": {**params, **left}, "return_logprob": True}
 
 
 def read_generation(answer: Any, prompt: int) -> Generation:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole
+from gym_serve.deployments.pictures import marked, pictures_of, tokens_with_pictures
 from gym_serve.deployments.token_model import TokenModel
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import BadRequest, GraphError, Unavailable
@@ -28,6 +29,7 @@ from gym_serve.types.protocols import new_id
 from gym_serve.types.protocols.tokens import VERSIONS_KEY
 from gym_serve.types.requests import JSON
 
+_PICTURES = "gym-serve[pictures]"
 CALL_OPENING = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
 
@@ -75,22 +77,31 @@ _OF_THE_ROW = frozenset({"add_generation_prompt", "continue_final_message", "doc
 _TEXTS = ("text", "refusal", "input_text", "output_text", None)
 
 
-def render(tokenizer: Any, chat: JSON, messages: list[JSON]) -> list[int]:
+def render(tokenizer: Any, chat: JSON, messages: list[JSON], processor: Any = None) -> list[int]:
     """Tokens of a conversation by the model's template, with the opening of the next turn. Raises BadRequest:
-    the template refuses it, there is none, or a message has media.
+    the template refuses it, there is none, or a message has media that the model does not read.
+
+    ``processor``: that of a model that reads pictures; None for one that reads text alone.
     """
+    templates = processor or tokenizer
     arguments = chat.get("chat_template_kwargs") or {}
     # What is no variable of a template, but decides what its rendering does; another template among them.
     taken = (signature(tokenizer.apply_chat_template).parameters.keys() - _OF_THE_ROW) & arguments.keys()
     if taken:
         raise BadRequest(f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be set by a request")
-    plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    mark = None if processor is None else str(processor.image_token)
+    plain = [_plain(message, f"messages[{index}]", mark) for index, message in enumerate(messages)]
     try:
-        text = tokenizer.apply_chat_template(
+        text = templates.apply_chat_template(
             plain, tools=chat.get("tools"), tokenize=False, **{"add_generation_prompt": True, **arguments}
         )
     except Exception as error:  # a template is code of the model's author, and may raise anything
         raise BadRequest(f"the chat template refuses this: {type(error).__name__}: {error}") from None
+    if urls := pictures_of(messages):
+        try:
+            return tokens_with_pictures(processor, text, urls)
+        except ValueError as error:
+            raise BadRequest(f"the chat template does not show all pictures: {error}") from None
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
@@ -134,10 +145,13 @@ def completion(
     }
 
 
-def _plain(message: JSON, where: str) -> JSON:
-    """A message as templates want it: text as a string, arguments of calls as objects."""
+def _plain(message: JSON, where: str, mark: str | None) -> JSON:
+    """A message as templates want it: text as a string, arguments of calls as objects. ``mark``: that of a
+    picture, for a model that reads them."""
     content = message.get("content")
-    if isinstance(content, list):
+    if mark is not None:
+        content = marked(content, mark, where)
+    elif isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict)]
         if media := next((p.get("type") for p in parts if p.get("type") not in _TEXTS), None):
             raise BadRequest(f"{where}: this model reads text only, got a part of type {str(media)[:40]!r}")
@@ -196,6 +210,8 @@ class TokenizingModel(TokenModel):
         tool_call_parser: str | None = "hermes"
         """How the policy writes tool calls: ``hermes`` (Qwen's too), or another of vLLM's names, for which
         vLLM is needed where the server runs; None leaves them in the text."""
+        pictures: bool = False
+        """Whether the policy reads pictures: its processor is loaded beside the tokenizer."""
         max_model_len: int | None = Field(None, ge=1)
         """Most tokens of a prompt and its generation together; None leaves that to the engine."""
 
@@ -204,20 +220,36 @@ class TokenizingModel(TokenModel):
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         self._tokenizer: Any = None
+        self._processor: Any = None
         self._parser: ToolParser | None = None
 
-    async def generate(self, prompt: list[int], sampling: JSON) -> Generation | None:
+    async def generate(
+        self, prompt: list[int], sampling: JSON, pictures: Sequence[str]
+    ) -> Generation | None:
         """What the engine generates, by vLLM's sampling parameters; None if the prompt does not fit its
-        context.
+        context. ``pictures`` of the prompt are data URLs; a picture's tokens stand in the prompt.
         """
         raise NotImplementedError
 
     async def start(self) -> None:
         await super().start()
         self._tokenizer = await asyncio.to_thread(self.load_tokenizer)
+        if self.config.pictures:
+            self._processor = await asyncio.to_thread(self.load_processor)
         self.ends = frozenset(filter(lambda end: end is not None, [self._tokenizer.eos_token_id]))
         if (parser := self.config.tool_call_parser) is not None:
             self._parser = await asyncio.to_thread(tool_parser, parser, self._tokenizer)
+
+    def load_processor(self) -> Any:
+        """That of ``transformers`` for a policy that reads pictures."""
+        try:
+            from transformers import AutoProcessor
+
+            processor = AutoProcessor.from_pretrained(self.config.tokenizer)
+        except ImportError as error:
+            raise GraphError(f"{self.name}: pictures need {error.name}: pip install '{_PICTURES}'") from None
+        processor.chat_template = self._tokenizer.chat_template or processor.chat_template
+        return processor
 
     def load_tokenizer(self) -> Any:
         try:
@@ -243,7 +275,7 @@ class TokenizingModel(TokenModel):
             limit = min(limit or context, context - len(prompt))
         if limit is not None:
             sampling["max_tokens"] = limit
-        generation = await self.generate(prompt, sampling)
+        generation = await self.generate(prompt, sampling, pictures_of(chat["messages"]))
         return None if generation is None else self.completion_of(chat, prompt, generation)
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
@@ -252,7 +284,7 @@ class TokenizingModel(TokenModel):
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
         if self._tokenizer is None:
             raise Unavailable("the tokenizer is not loaded: call start() first")
-        return await asyncio.to_thread(render, self._tokenizer, chat, messages)
+        return await asyncio.to_thread(render, self._tokenizer, chat, messages, self._processor)
 
     def completion_of(self, chat: JSON, prompt: list[int], generation: Generation) -> JSON:
         tokens, logprobs, finish, versions, cached = generation

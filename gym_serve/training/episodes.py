@@ -24,11 +24,12 @@ from gym_serve.client.gym import AsyncGym, Gym
 from gym_serve.graph import GraphSpec, load_graph
 from gym_serve.graph.classes import find_class
 from gym_serve.servers.base import Server
-from gym_serve.training.samples import TrainingSample, samples, verified
+from gym_serve.training.samples import TrainingSample, media_in, samples, verified
 from gym_serve.types.errors import GraphError, InvalidRequest, VerifierFailed
+from gym_serve.types.media import pictures_in
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
-from gym_serve.types.requests import JSON
-from gym_serve.types.rows import Rollout, failed_rollout
+from gym_serve.types.requests import JSON, input_items
+from gym_serve.types.rows import Rollout, failed_rollout, with_prompt
 
 __all__ = [
     "Adapter",
@@ -62,6 +63,7 @@ class Episodes:
         generate: the trainer's engine; called with one request at a time, as often as there are episodes.
         models: the model servers that the trainer's engine stands for; by default the models of all agents.
         settings: settings of these models (`callback_model`), where the graph says no other.
+        processor: the trainer's, of ``transformers``, for a policy that reads pictures.
 
     Raises `GraphError` if the graph has problems, or no model that an agent names.
     """
@@ -75,12 +77,14 @@ class Episodes:
         overrides: Mapping[str, Any] | None = None,
         models: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
+        processor: Any = None,
     ) -> None:
         source = load_graph(graph, overrides=overrides or {})
         policies = list(models) or policies_of(source.spec)
         if not policies:
             raise GraphError("agents: none names a model of the graph; give `models`", source=source.path)
-        model, specs = _model_with(copy.deepcopy(tokenizer)), source.spec.models
+        processor = processor if hasattr(processor, "image_token") else None
+        model, specs = _model_with(*copy.deepcopy((tokenizer, processor))), source.spec.models
         replaced = {
             f"models.{name}": {**(settings or {}), **settings_for(_MODEL, specs.get(name)), "type": model}
             for name in policies
@@ -227,13 +231,24 @@ class Adapter:
         self._overrides = overrides
         self._options = {"agent": agent, "attempts": attempts, "timeout": timeout}
         self._episodes: Episodes | None = None
+        self._sees = False
 
-    def episodes(self, tokenizer: Any, generate: Generate, **settings: Any) -> Episodes:
+    def episodes(
+        self, tokenizer: Any, generate: Generate, *, processor: Any = None, **settings: Any
+    ) -> Episodes:
         """The graph, which the first call starts in its event loop; see `Episodes`. Settings may be None."""
         if self._episodes is None:
             chosen = {name: value for name, value in settings.items() if value is not None}
             overrides = self._overrides
-            self._episodes = Episodes(self._graph, tokenizer, generate, overrides=overrides, settings=chosen)
+            self._sees = hasattr(processor, "image_token")
+            self._episodes = Episodes(
+                self._graph,
+                tokenizer,
+                generate,
+                overrides=overrides,
+                settings=chosen,
+                processor=processor,
+            )
         return self._episodes
 
     async def outcome(
@@ -247,8 +262,14 @@ class Adapter:
     ) -> Outcome:
         """The outcome of one rollout, with the reward that its environment gives it within its group.
 
-        ``prompt`` names its siblings' prompt; None for a rollout without siblings.
+        ``prompt`` names its siblings' prompt; None for a rollout without siblings. Raises InvalidRequest: the
+        row has media that the trainer's policy is not given.
         """
+        items = input_items(with_prompt(row).get("responses_create_params", {}).get("input") or [])
+        for part in media_in(items):
+            if not self._sees or not list(pictures_in([part])):
+                kinds = "text and pictures" if self._sees else "text only"
+                raise InvalidRequest(f"the trainer's policy takes {kinds}, got {part['type']}")
         assert self._episodes is not None, "the graph must be started"
         with self._episodes.among_siblings(prompt) as siblings:
             (rollout,) = await self._episodes.run_all([row], sampling, context, **self._options)
@@ -281,7 +302,7 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
     return row
 
 
-def _model_with(tokenizer: Any) -> type[Server]:
+def _model_with(tokenizer: Any, processor: Any) -> type[Server]:
     callback_model: Any = find_class("model", _MODEL)
 
     class TrainersModel(callback_model):  # type: ignore[misc]  # found by its name, as in a graph
@@ -293,9 +314,13 @@ def _model_with(tokenizer: Any) -> type[Server]:
             """The settings of `callback_model`."""
 
             tokenizer: str = "the trainer's"
+            pictures: bool = processor is not None
 
         def load_tokenizer(self) -> Any:
             return tokenizer
+
+        def load_processor(self) -> Any:
+            return processor
 
     return TrainersModel
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gym_serve.training.rollout import Rollout, TokenTurn, number, token_parts, token_turns
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.media import pictures_in
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
@@ -59,7 +60,20 @@ class TrainingSample:
     """Why it must not be trained on: the failure's code, ``masked`` (its environment said so) or
     ``no_tokens``; None for a sample to train on. Where it is set, ``loss_mask`` is all 0."""
     media: list[JSON] = field(default_factory=list)
-    """Images, audio and files of the conversation, as the parts of its messages, in their order."""
+    """Images, audio and files that the tokens show, as the parts of messages, in their order."""
+
+    @property
+    def pictures(self) -> list[str]:
+        """The URLs of the pictures, for trainers that read no other media. Raises InvalidRequest: there are
+        others."""
+        urls = list(pictures_in(self.media))
+        if len(urls) < len(self.media):
+            kinds = {str(part.get("type")) for part in self.media if not list(pictures_in([part]))}
+            raise InvalidRequest(
+                f"rollout {self.rollout_id}: this trainer is given text and pictures, not "
+                f"{', '.join(sorted(kinds))}"
+            )
+        return urls
 
     @property
     def input_ids(self) -> list[int]:
@@ -115,15 +129,16 @@ def verified(found: Sequence[TrainingSample]) -> TrainingSample:
 def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -> TrainingSample:
     """A sample within a trainer's limits, in tokens: a longer response is cut.
 
-    A longer prompt fails (``prompt_too_long``): what the model was asked is not what would be trained on.
+    A longer prompt fails (``prompt_too_long``): what the model was asked is not what would be trained on. So
+    does a longer response with pictures (``response_too_long``), which would be cut off or in two.
     """
     if len(sample.prompt_ids) > longest_prompt:
-        mask = [0] * len(sample.loss_mask)
-        failure = sample.failure or "prompt_too_long"
-        prompt = sample.prompt_ids[-longest_prompt:]
-        sample = replace(sample, prompt_ids=prompt, loss_mask=mask, reward=0.0, failure=failure)
+        sample = _failed(sample, "prompt_too_long")
+        sample = replace(sample, prompt_ids=sample.prompt_ids[-longest_prompt:])
     if len(sample.response_ids) <= longest_response:
         return sample
+    if sample.media:
+        sample = _failed(sample, "response_too_long")
     kept = slice(longest_response)
     return replace(
         sample,
@@ -133,6 +148,11 @@ def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -
         versions=sample.versions[kept],
         truncated=True,
     )
+
+
+def _failed(sample: TrainingSample, failure: str) -> TrainingSample:
+    mask = [0] * len(sample.loss_mask)
+    return replace(sample, loss_mask=mask, reward=0.0, failure=sample.failure or failure, media=[])
 
 
 def advantages(batch: Sequence[TrainingSample], *, scale: bool = True) -> list[float]:
@@ -228,14 +248,13 @@ def _sample(  # noqa: PLR0917
     return TrainingSample(
         turns[0].prompt, response, mask, logprobs, versions, reward, group or of.task, of.task,
         of.id.rpartition(".")[0] if of.branch else of.id, of.branch, part,
-        _is_truncated(of), failure, _media(of),
+        _is_truncated(of), failure, _media(of, turns[-1].item),
     )  # fmt: skip
 
 
 def _placeholder(of: Rollout, reward: float, failure: str, pad: int, group: str | None) -> TrainingSample:
     return TrainingSample(
-        [pad], [pad], [0], [0.0], [None], reward, group or of.task, of.task, of.id,
-        failure=failure, media=_media(of),
+        [pad], [pad], [0], [0.0], [None], reward, group or of.task, of.task, of.id, failure=failure
     )  # fmt: skip
 
 
@@ -245,14 +264,18 @@ def _is_truncated(of: Rollout) -> bool:
     return of.response.get("status") == "incomplete" and reason == "max_output_tokens"
 
 
-def _media(of: Rollout) -> list[JSON]:
+def _media(of: Rollout, end: int) -> list[JSON]:
+    """The media of the prompt, and of the output before an item."""
     items = of.params.get("input")
-    media = []
-    for item in (*(items if isinstance(items, list) else ()), *of.output):
+    return list(media_in([*(items if isinstance(items, list) else ()), *of.output[:end]]))
+
+
+def media_in(items: Iterable[JSON]) -> Iterator[JSON]:
+    """The parts of messages and outputs that are pictures, sound or files."""
+    for item in items:
         content = item.get("content") if item.get("type", "message") == "message" else item.get("output")
         parts = content if isinstance(content, list) else ()
-        media += [part for part in parts if isinstance(part, dict) and part.get("type") in _MEDIA]
-    return media
+        yield from (part for part in parts if isinstance(part, dict) and part.get("type") in _MEDIA)
 
 
 def _moments(values: list[float]) -> tuple[float, float]:

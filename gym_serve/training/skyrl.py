@@ -23,7 +23,6 @@ import yaml
 
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample, samples
-from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 
@@ -67,8 +66,6 @@ class Generator(Adapter):
             )
         )
         last = [outcome.last for outcome in outcomes]
-        if any(sample.media for sample in last):
-            raise InvalidRequest("SkyRL's generator here takes text only, got images or audio")
         no_logprobs = sampling.get("logprobs") is None
         return {
             **output_of(last, [await outcome.reward() for outcome in outcomes]),

@@ -24,6 +24,7 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
+from gym_serve.deployments.pictures import opened
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample
 from gym_serve.types.errors import InvalidRequest
@@ -46,9 +47,10 @@ def generator(graph: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
 
         state = GenerateState(args)
         limit = getattr(args, "rollout_max_context_len", None)
-        adapter.episodes(state.tokenizer, partial(_generate, state, args, post), max_model_len=limit)
-        if sample.multimodal_inputs:
-            raise InvalidRequest("slime's function here takes text only, got images")
+        if sample.multimodal_inputs and "row" not in (sample.metadata or {}):
+            raise InvalidRequest("pictures must be in the row, as JSON in the sample's metadata: `row`")
+        generating = partial(_generate, state, args, post)
+        adapter.episodes(state.tokenizer, generating, processor=state.processor, max_model_len=limit)
         outcome = await adapter.outcome(
             row_of(sample.metadata or {}, sample.prompt, expected_answer=sample.label),
             sample.group_index,
@@ -61,9 +63,11 @@ def generator(graph: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
         last = outcome.last
         if last.failure is not None:
             return filled(sample, last, await outcome.reward())
+        read = partial(_tensors, state.processor)
         kept = [each for each in outcome.samples if each.failure is None]
         parts = [
-            filled(sample if each is last else copy.deepcopy(sample), each, each.reward) for each in kept
+            filled(sample if each is last else copy.deepcopy(sample), each, each.reward, read)
+            for each in kept
         ]
         return parts[0] if len(parts) == 1 else parts
 
@@ -78,6 +82,8 @@ async def _generate(state: Any, args: Any, post: Any, request: PolicyRequest, co
     params["max_new_tokens"] = params.pop("max_tokens", sampling.get("max_new_tokens"))
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
     payload = {"input_ids": request.prompt_ids, "sampling_params": params, "return_logprob": True}
+    if request.pictures:
+        payload["image_data"] = list(request.pictures)
     return answer_of(await post(url, payload, headers={"X-SMG-Routing-Key": session} if session else None))
 
 
@@ -105,13 +111,26 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
     return raw, advantages
 
 
-def filled(sample: Any, trained: TrainingSample, reward: float) -> Any:
-    """slime's sample with what there is to train on."""
+def _tensors(processor: Any, trained: TrainingSample) -> dict[str, Any] | None:
+    """What slime's model is given for the pictures of a sample; None if there is none."""
+    if not trained.media:
+        return None
+    return dict(processor.image_processor(list(map(opened, trained.pictures)), return_tensors="pt"))
+
+
+def filled(
+    sample: Any,
+    trained: TrainingSample,
+    reward: float,
+    tensors: Callable[[TrainingSample], dict[str, Any] | None] = lambda trained: None,
+) -> Any:
+    """slime's sample with what there is to train on. ``tensors``: those of its pictures."""
     sample.tokens = trained.input_ids
     sample.response_length = len(trained.response_ids)
     sample.loss_mask = trained.loss_mask
     sample.rollout_log_probs = trained.logprobs
     sample.weight_versions = [version for version in dict.fromkeys(trained.versions) if version is not None]
+    sample.multimodal_train_inputs = tensors(trained)
     sample.reward = reward
     sample.remove_sample = trained.failure is not None
     if getattr(sample, "rollout_id", None) is None:

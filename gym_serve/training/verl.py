@@ -22,9 +22,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from gym_serve.deployments.pictures import opened
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample, fitted, samples
-from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout
@@ -50,6 +50,7 @@ class AgentLoop:
         trainer_config: Any,
         server_manager: Any,
         tokenizer: Any,
+        processor: Any = None,
         *,
         graph: Any,
         data_config: Any = None,
@@ -65,7 +66,7 @@ class AgentLoop:
             rollout = trainer_config.config.actor_rollout_ref.rollout
             options = {"agent": agent, "overrides": overrides, "attempts": attempts, "timeout": timeout}
             data = getattr(data_config, "config", None) or {}
-            _workers[key] = _Worker(server_manager, tokenizer, graph, rollout, data, **options)
+            _workers[key] = _Worker(server_manager, (tokenizer, processor), graph, rollout, data, **options)
         self._worker = _workers[key]
 
     async def run(self, sampling_params: Mapping[str, Any], **columns: Any) -> Any:
@@ -103,23 +104,25 @@ class _Worker(Adapter):
     """What the samples of one of verl's workers share."""
 
     def __init__(
-        self, server_manager: Any, tokenizer: Any, graph: Any, rollout: Any, data: Any, **options: Any
+        self, server_manager: Any, reads: tuple[Any, Any], graph: Any, rollout: Any, data: Any, **options: Any
     ) -> None:
         super().__init__(graph, **options)
         self.with_logprobs = bool(rollout.calculate_log_probs)
         self._servers = server_manager
         self._limits = (int(rollout.prompt_length), int(rollout.response_length))
+        tokenizer, processor = reads
         self._pad = int(tokenizer.pad_token_id or 0)
         template = dict(data.get("apply_chat_template_kwargs") or {})
         self.episodes(
-            tokenizer, self._generate, max_model_len=sum(self._limits), chat_template_kwargs=template
+            tokenizer,
+            self._generate,
+            processor=processor,
+            max_model_len=sum(self._limits),
+            chat_template_kwargs=template,
         )
 
     def fitting(self, rollout: Rollout) -> list[TrainingSample]:
-        cut = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._pad)]
-        if any(sample.media for sample in cut):
-            raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")
-        return cut
+        return [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._pad)]
 
     async def _generate(self, request: PolicyRequest, sampling: Mapping[str, Any]) -> PolicyAnswer:
         longest = self._limits[1]
@@ -129,6 +132,7 @@ class _Worker(Adapter):
             request_id=self._episodes.name(request),
             prompt_ids=request.prompt_ids,
             sampling_params={**sampling, **request.sampling, "max_tokens": limit, "logprobs": True},
+            **({"image_data": list(map(opened, request.pictures))} if request.pictures else {}),
         )
         if output.stop_reason in ("aborted", "abort"):
             raise RuntimeError("verl aborted the generation")
@@ -170,6 +174,7 @@ def output_of(sample: TrainingSample, rollout: Rollout, *, with_logprobs: bool) 
         "response_ids": sample.response_ids,
         "response_mask": sample.loss_mask,
         "response_logprobs": sample.logprobs if with_logprobs else None,
+        "multi_modal_data": {"images": list(map(opened, sample.pictures))} if sample.media else {},
         "reward_score": sample.reward,
         "num_turns": 1 + turns,
         "metrics": {"generate_sequences": seconds["model"], "tool_calls": seconds["tool"]},

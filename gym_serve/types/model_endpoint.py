@@ -126,6 +126,9 @@ class PolicyRequest:
     """The same for all requests of an episode, to find the engine that has its prefix cached."""
     id: str = ""
     """Names the request."""
+    pictures: Sequence[str] = ()
+    """The pictures of the prompt as data URLs, in their order; its tokens have the place of each, as wide as
+    the model's processor makes it."""
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ def test_versions_of_an_answer_are_checked() -> None:
 
 def test_what_is_left_of_a_limit() -> None:
     params = {"max_new_tokens": 10, "min_new_tokens": 4}
-    left = [_request([1], params, made)["sampling_params"] for made in (0, 3, 9)]
+    left = [_request([1], params, made, ())["sampling_params"] for made in (0, 3, 9)]
     assert [(each["max_new_tokens"], each["min_new_tokens"]) for each in left] == [(10, 4), (7, 1), (1, 0)]
 
 

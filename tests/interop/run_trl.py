@@ -43,7 +43,7 @@ def engine_of(policy: Policy) -> type[EngineModel]:
         def load_tokenizer(self) -> Any:
             return policy.tokenizer
 
-        async def generate(self, prompt: list[int], sampling: dict[str, Any]) -> Generation:
+        async def generate(self, prompt: list[int], sampling: dict[str, Any], pictures: Any) -> Generation:
             return Generation(*await policy.sample(prompt, sampling))
 
         async def load(self, weights: Any) -> None:

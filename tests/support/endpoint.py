@@ -34,7 +34,7 @@ def endpoint(tokenizer: Any, sample: Sample) -> Iterator[str]:
         def load_tokenizer(self) -> Any:
             return tokenizer
 
-        async def generate(self, prompt: list[int], sampling: dict[str, Any]) -> Generation:
+        async def generate(self, prompt: list[int], sampling: dict[str, Any], pictures: Any) -> Generation:
             if inspect.iscoroutinefunction(sample):
                 return Generation(*await sample(prompt, sampling))
             return Generation(*await asyncio.to_thread(sample, prompt, sampling))

@@ -89,7 +89,7 @@ def test_an_answer_that_was_cut_off_is_truncated() -> None:
 def test_media_are_given_in_their_order() -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
-    row = rollout([{**said("a"), **bundle([1], [2])}, returned(output=[sound])])
+    row = rollout([returned(output=[sound]), {**said("a"), **bundle([1], [2])}, returned(output=[picture])])
     row["responses_create_params"]["input"] = [{"role": "user", "content": [picture]}]
     assert samples(row)[0].media == [picture, sound]
     of_chat = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}

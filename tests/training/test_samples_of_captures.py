@@ -31,7 +31,7 @@ class Distinct(TokenizingModel):
     def load_tokenizer(self) -> Any:
         return Letters()
 
-    async def generate(self, prompt: list[int], sampling: dict[str, Any]) -> Generation:
+    async def generate(self, prompt: list[int], sampling: dict[str, Any], pictures: Any) -> Generation:
         made = [next(self.numbers), next(self.numbers), *Letters.ids("  "), END]
         self.calls.append((prompt, made))
         return Generation(made, [-0.5] * len(made), "stop", [{"version": "3", "start": 0, "end": len(made)}])

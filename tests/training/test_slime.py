@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from support.bells import LOGPROB, bell_graph, tokens
+from support.eyes import PROMPT, SHOWN, Eyes, seen_graph, seen_row
 from support.letters import END, Letters
 
 from gym_serve import InvalidRequest
 from gym_serve.training.slime import answer_of, generator, group_rewards
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 200, "no_stop_trim": True}
-ARGS = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000, rollout_max_context_len=300)
+ARGS = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000, rollout_max_context_len=500)
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Sample:
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     multimodal_inputs: Any = None
+    multimodal_train_inputs: Any = None
     session_id: str | None = "s"
     tokens: list[int] = field(default_factory=list)
     response_length: int = 0
@@ -49,7 +51,7 @@ class Sample:
 @pytest.fixture
 def slime(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The two modules of slime that are asked."""
-    state = SimpleNamespace(tokenizer=Letters(), aborted=False, asked=[])
+    state = SimpleNamespace(tokenizer=Letters(), processor=Eyes(), aborted=False, asked=[])
 
     async def post(url: str, payload: dict[str, Any], headers: Any = None) -> Any:
         state.asked.append((url, payload, headers))
@@ -90,6 +92,15 @@ async def test_an_episode_with_a_tool_fills_a_sample(slime: Any) -> None:
     assert (sample.status, sample.remove_sample) == (Sample.Status.COMPLETED, False)
 
 
+async def test_pictures_go_to_the_engine_and_into_the_sample(slime: Any) -> None:
+    sample = Sample(metadata={"row": json.dumps(seen_row())})
+    await generator(seen_graph())(ARGS, sample, dict(SAMPLING))
+    urls = [PROMPT["image_url"], SHOWN["image_url"]]
+    assert [payload["image_data"] for _, payload, _ in slime.asked] == [urls[:1], urls]
+    assert sample.reward == 1.0
+    assert sample.multimodal_train_inputs == {"pixel_values": [(255, 0, 0), (0, 0, 255)]}
+
+
 async def test_a_failure_is_removed_and_leaves_the_baseline_of_its_group(slime: Any) -> None:
     generate = generator(bell_graph(), attempts=1)
     words = ("ring", "break", "refuse", "chatter")
@@ -126,7 +137,7 @@ async def test_a_sample_that_slime_aborts_is_begun_anew(slime: Any) -> None:
     slime.aborted = True
     sample = await generator(bell_graph(), attempts=1)(ARGS, Sample(), dict(SAMPLING))
     assert (sample.status, sample.tokens, slime.asked) == (Sample.Status.ABORTED, [], [])
-    with pytest.raises(InvalidRequest, match="text only"):
-        await generator(bell_graph())(ARGS, Sample(multimodal_inputs={"images": []}), {})
+    with pytest.raises(InvalidRequest, match="pictures must be in the row"):
+        await generator(bell_graph())(ARGS, Sample(multimodal_inputs={"images": [1]}), {})
     with pytest.raises(RuntimeError, match="aborted"):
         answer_of({"meta_info": {"finish_reason": {"type": "abort"}}})
