@@ -109,9 +109,8 @@ class SglangModel(TokenizingModel, RowEndpointModel):
         while True:
             version = self.weight_version
             context = prompt + generation.token_ids
-            answer = await self._upstream.post(
-                _GENERATE, _request(context, params, len(generation.token_ids), pictures), call, below_v1=False
-            )
+            request = _request(context, params, len(generation.token_ids), pictures)
+            answer = await self._upstream.post(_GENERATE, request, call, below_v1=False)
             if answer is None and params["max_new_tokens"] is not None:  # does the prompt alone fit?
                 params["max_new_tokens"] = None
                 continue

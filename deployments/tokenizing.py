@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole
-from gym_serve.deployments.pictures import marked, pictures_of, tokens_with_pictures
 from gym_serve.deployments.token_model import TokenModel
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import BadRequest, GraphError, Unavailable
 from gym_serve.types.exact import exact_json
+from gym_serve.types.media import opened, pictures_of
 from gym_serve.types.protocols import new_id
 from gym_serve.types.protocols.tokens import VERSIONS_KEY
 from gym_serve.types.requests import JSON
@@ -99,7 +99,9 @@ def render(tokenizer: Any, chat: JSON, messages: list[JSON], processor: Any = No
         raise BadRequest(f"the chat template refuses this: {type(error).__name__}: {error}") from None
     if urls := pictures_of(messages):
         try:
-            return tokens_with_pictures(processor, text, urls)
+            images = [opened(url) for url in urls]
+            rows: list[list[int]] = processor(text=[text], images=images, add_special_tokens=False)["input_ids"]
+            return list(rows[0])
         except ValueError as error:
             raise BadRequest(f"the chat template does not show all pictures: {error}") from None
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -150,7 +152,7 @@ def _plain(message: JSON, where: str, mark: str | None) -> JSON:
     picture, for a model that reads them."""
     content = message.get("content")
     if mark is not None:
-        content = marked(content, mark, where)
+        content = _marked(content, mark, where)
     elif isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict)]
         if media := next((p.get("type") for p in parts if p.get("type") not in _TEXTS), None):
@@ -160,6 +162,24 @@ def _plain(message: JSON, where: str, mark: str | None) -> JSON:
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [{**c, "function": _decoded(c["function"])} for c in calls]
     return plain
+
+
+def _marked(content: Any, mark: str, where: str) -> list[JSON]:
+    """The content of a chat message as templates of models with eyes want it: texts, and marks of pictures.
+    A text that spells the mark would shift the pictures, so it is written with a space in it. Raises
+    BadRequest: it has media of another kind."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    made: list[JSON] = []
+    for part in parts:
+        text = part.get("text") or part.get("refusal")
+        if isinstance(text, str):
+            made.append({"type": "text", "text": text.replace(mark, f"{mark[:1]} {mark[1:]}")})
+        elif part.get("type") == "image_url":
+            made.append({"type": "image"})
+        elif text is not None or part.get("type") not in ("text", "refusal", "input_text", "output_text"):
+            kind = str(part.get("type"))[:40]
+            raise BadRequest(f"{where}: this model reads text and pictures, got a part of type {kind!r}")
+    return made
 
 
 def _decoded(function: JSON) -> JSON:

@@ -1,4 +1,4 @@
-"""Rows, the same for the same seed: ``python -m gym_serve.environments.shapes.rows --size 500 > rows.jsonl``."""
+"""Rows, the same for the same seed: ``python -m gym_serve.environments.shapes.rows > rows.jsonl``."""
 
 from __future__ import annotations
 

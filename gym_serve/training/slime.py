@@ -24,10 +24,10 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
-from gym_serve.deployments.pictures import opened
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.media import opened
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 
 __all__ = ["generator", "group_rewards"]

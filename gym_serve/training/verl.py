@@ -22,9 +22,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.deployments.pictures import opened
 from gym_serve.training.episodes import Adapter, row_of
 from gym_serve.training.samples import TrainingSample, fitted, samples
+from gym_serve.types.media import opened
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout

@@ -7,16 +7,20 @@ any other list is JSON, which the model is shown as text.
 from __future__ import annotations
 
 import base64
+import binascii
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
 
+from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
 _MAGIC = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 _PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}")
+_MOST_PIXELS = 64_000_000  # of a picture: more is a file that is made to fill the memory
 _KEYS = {"input_text": {"type", "text"}, "input_image": {"type", "image_url", "detail"}}
 
 
@@ -52,6 +56,27 @@ def pictures_in(content: Any) -> Iterator[str]:
         if isinstance(part, dict) and part.get("type") in ("input_image", "image_url"):
             url = part.get("image_url")
             yield str(url.get("url") if isinstance(url, dict) else url)
+
+
+def pictures_of(messages: Iterable[JSON]) -> list[str]:
+    """The URLs of all pictures of chat messages, in their order."""
+    return [url for message in messages for url in pictures_in(message.get("content"))]
+
+
+def opened(url: str) -> Any:
+    """A picture as an RGB image of Pillow. Raises BadRequest: the URL holds no picture, or a huge one."""
+    from PIL import Image
+
+    head, mark, data = url.partition(";base64,")
+    if not mark or not head.startswith("data:image/"):
+        raise BadRequest(f"this model reads pictures in data: URLs alone, got {url[:60]!r}")
+    try:
+        image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+        if image.width * image.height > _MOST_PIXELS:
+            raise BadRequest(f"a picture must have at most {_MOST_PIXELS:,} pixels, got {image.size}")
+        return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, binascii.Error, Image.DecompressionBombError) as error:
+        raise BadRequest(f"a picture cannot be read: {error}") from None
 
 
 def _is_shown(part: Any) -> bool:

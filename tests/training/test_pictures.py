@@ -11,11 +11,11 @@ from support.eyes import MARK, PROMPT, SEEN, SHOWN, WIDTH, Eyes, seen_graph, see
 from support.letters import Letters
 
 from gym_serve import PolicyAnswer, PolicyRequest
-from gym_serve.deployments.pictures import opened
 from gym_serve.training.episodes import Adapter, Episodes
 from gym_serve.training.samples import fitted, samples
 from gym_serve.training.verl import AgentLoop
 from gym_serve.types.errors import BadRequest, InvalidRequest
+from gym_serve.types.media import opened
 
 URLS = [PROMPT["image_url"], SHOWN["image_url"]]
 COLOURS = [(255, 0, 0), (0, 0, 255)]
@@ -89,7 +89,7 @@ async def test_a_trainer_of_pictures_is_given_no_sound() -> None:
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_serve.deployments.pictures._MOST_PIXELS", 100)
+    monkeypatch.setattr("gym_serve.types.media._MOST_PIXELS", 100)
     with pytest.raises(BadRequest, match="at most 100 pixels"):
         opened(URLS[0])
 
