@@ -99,9 +99,7 @@ class SglangModel(TokenizingModel, RowEndpointModel):
     def params_of(self, body: JSON) -> JSON:
         return {**body, "model": self.model_name or self.name}
 
-    async def generate(
-        self, prompt: list[int], sampling: JSON, pictures: Sequence[str]
-    ) -> Generation | None:
+    async def generate(self, prompt: list[int], sampling: JSON, pictures: Sequence[str]) -> Generation | None:
         call = current().within(self.config.timeout)
         params = sampling_params(sampling)
         limit = params["max_new_tokens"]

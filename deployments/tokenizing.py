@@ -100,8 +100,10 @@ def render(tokenizer: Any, chat: JSON, messages: list[JSON], processor: Any = No
     if urls := pictures_of(messages):
         try:
             images = [opened(url) for url in urls]
-            rows: list[list[int]] = processor(text=[text], images=images, add_special_tokens=False)["input_ids"]
-            return list(rows[0])
+            tokens: list[int] = processor(text=[text], images=images, add_special_tokens=False)["input_ids"][
+                0
+            ]
+            return list(tokens)
         except ValueError as error:
             raise BadRequest(f"the chat template does not show all pictures: {error}") from None
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -243,9 +245,7 @@ class TokenizingModel(TokenModel):
         self._processor: Any = None
         self._parser: ToolParser | None = None
 
-    async def generate(
-        self, prompt: list[int], sampling: JSON, pictures: Sequence[str]
-    ) -> Generation | None:
+    async def generate(self, prompt: list[int], sampling: JSON, pictures: Sequence[str]) -> Generation | None:
         """What the engine generates, by vLLM's sampling parameters; None if the prompt does not fit its
         context. ``pictures`` of the prompt are data URLs; a picture's tokens stand in the prompt.
         """
