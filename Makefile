@@ -65,7 +65,7 @@ test-fast: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not ray and not thorough and not slow and not interop" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-sandbox: $(VENV)/.test
-	$(BIN)/python -m pytest -m alone tests/sandbox $(TESTS)
+	$(BIN)/python -m pytest -m "alone and not slow" tests/sandbox $(TESTS)
 
 test-thorough: $(VENV)/.test
 	$(BIN)/python -m pytest -m "thorough and not ray and not alone and not slow and not interop" --numprocesses $(WORKERS) --dist worksteal $(TESTS)

@@ -5,28 +5,18 @@ Every server of a local graph has one `ServerRunner`, as in a replica, and is ca
 transport; a server of ``type: http`` is called by its URL. So an episode runs the same code as on a
 cluster, and gives the same trajectory. A local graph has no replicas, autoscaling or reserved GPUs.
 
-An external harness reaches its model, and the tools of its environment, over HTTP (`LocalIngress`): on a
-free port of the loopback interface, with a token that nobody else has. What only a cluster has is missing:
+An external harness reaches its model, and the tools of its environment, over HTTP
+(`gym_serve.gateway.local`). What only a cluster has is missing:
 the load of replicas (``/pressure``, ``/stats``), and changes of the policy
 (`gym_serve.gateway.policy_routes`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-import uvicorn
-from pydantic import SecretStr
-from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
-
-from gym_serve.gateway.gateway import Gateway
 from gym_serve.gateway.host import LIST, MOST, STOP, reached
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.servers.agent import AgentServer
@@ -42,6 +32,9 @@ from gym_serve.transports import InlineTransport
 from gym_serve.types.errors import Conflict, GraphError, GymError, NotFound, Stopped, Unavailable
 from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
+
+if TYPE_CHECKING:
+    from gym_serve.gateway.local import LocalIngress
 
 
 def constructed(
@@ -205,18 +198,6 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else 0
 
 
-def listen() -> socket.socket:
-    """A socket of 127.0.0.1 that listens at once, so that nobody has to wait for the server behind it.
-
-    Its protocol is named, as asyncio sets TCP_NODELAY only then. Without that each answer takes 40 ms, until
-    Linux acknowledges the headers.
-    """
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", 0))
-    listening.listen()
-    return listening
-
-
 class ThisProcess:
     """The `Host` of a graph that runs in this process."""
 
@@ -249,45 +230,6 @@ class ThisProcess:
             f"only a graph on a Ray cluster lets its trainer change {model} over HTTP, and this one runs "
             "without Ray; call `pause`, `resume` or `update_weights` of its Gym, in its process"
         )
-
-
-def local_gateway(
-    graph: Graph, transports: Mapping[str, Transport], runners: Iterable[ServerRunner]
-) -> Gateway:
-    """The gateway of a graph that runs in this process."""
-    gateway = Gateway(graph.outline(), transports, ThisProcess(graph, runners))
-    gateway.public = graph.public()
-    return gateway
-
-
-class LocalIngress:
-    """A `local_gateway` behind a port of its own, in the event loop that starts it. ``url``: its address;
-    ``token``: what its callers authenticate with."""
-
-    def __init__(self) -> None:
-        self._listening = listen()
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.token = SecretStr(secrets.token_urlsafe(24))
-
-    async def start(
-        self, graph: Graph, transports: Mapping[str, Transport], runners: Iterable[ServerRunner]
-    ) -> None:
-        """Answer; until then, requests wait."""
-        self._gateway = local_gateway(replace(graph, auth_tokens=(self.token,)), transports, runners)
-        config = uvicorn.Config(self._answer, log_level="error", lifespan="off", interface="asgi3", ws="none")
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
-
-    async def stop(self) -> None:
-        """Close the port; open requests are cut off. Safe to call where `start` was not."""
-        if hasattr(self, "_serving"):
-            self._server.should_exit = self._server.force_exit = True
-            await self._serving
-        self._listening.close()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._gateway.answer(Request(scope, receive))
-        await response(scope, receive, send)
 
 
 _CLUSTER_ONLY = ("num_gpus", "accelerator_type", "resources", "runtime_env", "placement_group_bundles")
@@ -338,7 +280,8 @@ class LocalGraph:
                     raise Unavailable(message, server=name) from error
                 self._started.append(runner)
             if self._ingress is not None:
-                await self._ingress.start(self._graph, self._transports, self.runners)
+                host = ThisProcess(self._graph, self.runners)
+                await self._ingress.start(self._graph, self._transports, host)
         except BaseException:
             await self.stop()
             raise
@@ -373,7 +316,8 @@ class LocalGraph:
     def _gateway(self) -> JSON:
         """Settings of an agent whose harness calls this graph over HTTP: an address that answers here."""
         if self._ingress is None:
-            # Imported here: few graphs need it, and it imports Serve.
+            # Imported here: few graphs need it, and replicas, which never do, would start later by a tenth.
+            from gym_serve.gateway.local import LocalIngress
 
             self._ingress = LocalIngress()
         return {"gateway_url": self._ingress.url, "gateway_token": self._ingress.token}

@@ -110,8 +110,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("ray")
         elif name.startswith(THOROUGH):
             item.add_marker("thorough")
-        if name.startswith("sandbox/"):
-            item.add_marker("alone")
         if name.startswith("interop/test_table_"):
             item.add_marker("interop")
         if item.get_closest_marker("ray") and name.startswith(WITHOUT_RAY):

@@ -106,7 +106,8 @@ class Batcher:
             self._http = None
 
     async def _send_soon(self) -> None:
-        if self._batches:  # else nothing is gained by waiting for others
+        # Nothing is gained by waiting for others where none is under way: only the end of a response may be.
+        if any(not one.answer.done() for batch in self._batches.values() for one in batch):
             await asyncio.sleep(_LINGER_SECONDS)
         while batch := self._next_batch():
             self._begin(batch)

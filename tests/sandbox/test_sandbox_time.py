@@ -13,6 +13,8 @@ from gym_serve.sandbox import Limits, SandboxedPython
 from gym_serve.sandbox.inside import watch
 from gym_serve.sandbox.inside.watch import Excess, Watch
 
+pytestmark = pytest.mark.alone
+
 CORES = len(os.sched_getaffinity(0))
 WORK = """
 import time

@@ -16,8 +16,9 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from gym_serve.assembly import LocalGraph, listen, local_gateway
+from gym_serve.assembly import LocalGraph, ThisProcess
 from gym_serve.gateway.gateway import Gateway
+from gym_serve.gateway.local import listen, local_gateway
 from gym_serve.graph.spec import Graph
 
 __all__ = ["InProcess", "listen", "serving"]
@@ -134,4 +135,5 @@ def _loop_of_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def _gateway(graph: Graph, running: LocalGraph) -> Gateway:
-    return local_gateway(graph, {name: running.transport(name) for name in graph.nodes}, running.runners)
+    transports = {name: running.transport(name) for name in graph.nodes}
+    return local_gateway(graph, transports, ThisProcess(graph, running.runners))

@@ -12,8 +12,9 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from gym_serve.assembly import LocalGraph, local_gateway
+from gym_serve.assembly import LocalGraph, ThisProcess
 from gym_serve.gateway.gateway import Gateway
+from gym_serve.gateway.local import local_gateway
 from gym_serve.graph import GraphSpec, resolve
 
 ROOT = "/shown"
@@ -39,7 +40,8 @@ async def local_site(
     local = LocalGraph(resolved)
     await local.start()
     secured = replace(resolved, auth_tokens=tuple(map(SecretStr, tokens)))
-    gateway = local_gateway(secured, {name: local.transport(name) for name in resolved.nodes}, local.runners)
+    transports = {name: local.transport(name) for name in resolved.nodes}
+    gateway = local_gateway(secured, transports, ThisProcess(secured, local.runners))
     site = LocalSite(gateway)
     base = f"http://127.0.0.1:8000{ROOT}/"
     try:
