@@ -35,8 +35,8 @@ WITHOUT_RAY = (
 
 LAYERS = (
     *("types", "observe", "metrics", "workers", "sandbox", "capture", "grading", "servers", "judging"),
-    *("transports", "rollouts", "graph", "gateway", "assembly", "cluster", "client"),
-    *("training", "view", "interop", "evaluation", "cli"),
+    *("transports", "rollouts", "graph", "gateway", "assembly", "evaluation", "cluster", "client"),
+    *("training", "view", "interop", "cli"),
 )
 """The library from the bottom up: a module imports what is below it, or beside it."""
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -263,6 +265,7 @@ GraphOption = Annotated[
 ]
 
 _DUPLICATES_NAMED = 20
+_BATCH = 1000  # rows of a row group of Parquet
 
 
 def validate(
@@ -391,6 +394,12 @@ def render(
                 break
         if output and not skip_invalid:
             problems.raise_if_any(f"{problems.count} problems, so nothing was written")
+    _show_written(written, output, problems, as_json=as_json)
+    if problems.count:
+        raise typer.Exit(1)
+
+
+def _show_written(written: int, output: Path | None, problems: Problems, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {"ok": not problems.count, "file": str(output), "rows": written, "problems": problems.kept}
@@ -399,10 +408,102 @@ def render(
         print_problems(problems)
         if output:
             echo(f"{written:,} rows: {output}")
+
+
+def benchmark(
+    name: Annotated[
+        str, typer.Argument(metavar="BENCHMARK", help="As for gym-serve eval: a name, a file, or NAME:WHAT.")
+    ],
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="File of the rows: .jsonl, or .parquet with the columns that trainers read.",
+        ),
+    ],
+    graph: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the graph too: the environment, the agent and a policy."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="One that the benchmark names.")] = "train",
+    judge: Annotated[str | None, typer.Option(metavar="MODEL", help="The judge, if it needs one.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")] = None,
+    skip_invalid: SkipOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write rows and graph of a benchmark, for trainers that are started with files.
+
+    The policy of the graph is a stand-in, as verl, OpenRLHF, SkyRL, slime and AReaL
+    put their own engine in its place.
+
+    Exit status: 0, or 1 if a row has a problem (also with --skip-invalid).
+
+    Example: gym-serve dataset benchmark countdown --graph graph.yaml -o train.parquet
+    """
+    # Imported here, so that --help starts fast.
+    import yaml
+
+    from gym_serve.evaluation.benchmark import find_benchmark
+    from gym_serve.evaluation.models import settings_of
+    from gym_serve.rollouts.rows import Problems
+
+    found = find_benchmark(name)
+    if graph is not None:
+        content = found.graph({"type": "scripted_model"}, None if judge is None else settings_of(judge))
+        graph.write_text(yaml.safe_dump(content, sort_keys=False))
+    problems = Problems()
+
+    def usable() -> Iterator[JSON]:
+        for where, row, reason in found.rows(split, limit=limit):
+            reasons = [str(reason)] if row is None else list(row_problems(row))
+            for problem in reasons:
+                problems.add(f"{where}: {problem}")
+            if row is not None and not reasons:
+                yield row
+        if not skip_invalid:
+            problems.raise_if_any(f"{problems.count} problems, so nothing was written")
+
+    written = write_rows(usable(), output)
+    _show_written(written, output, problems, as_json=as_json)
     if problems.count:
         raise typer.Exit(1)
 
 
+def write_rows(rows: Iterator[JSON], output: Path) -> int:
+    """Write rows to a file, which is there once it is complete; how many. Raises InvalidRequest: the suffix
+    is neither ``.jsonl`` nor ``.parquet``, or a package is missing."""
+    from gym_serve.rollouts.files import replacing
+    from gym_serve.servers.transport import encode
+
+    written = 0
+    if output.suffix == ".jsonl":
+        with replacing(output) as file:
+            for row in rows:
+                file.write(encode(row) + b"\n")
+                written += 1
+        return written
+    if output.suffix != ".parquet":
+        raise InvalidRequest(f"--output must end in .jsonl or .parquet, got {output}")
+    from gym_serve.interop.export.files import pyarrow
+    from gym_serve.training.episodes import columns_of
+
+    arrow, writer = pyarrow(), None
+    parquet = import_module("pyarrow.parquet")
+    with replacing(output) as file:
+        while batch := [columns_of(row) for row in islice(rows, _BATCH)]:
+            table = arrow.Table.from_pylist(batch, schema=None if writer is None else writer.schema)
+            writer = writer or parquet.ParquetWriter(file, table.schema)
+            writer.write_table(table)
+            written += len(batch)
+        if writer is None:
+            raise InvalidRequest("there are no rows, so nothing was written")
+        writer.close()
+    return written
+
+
 dataset = App(name="dataset", no_args_is_help=True, help="Check and prepare files of rows.")
-for command in (validate, render):
+for command in (validate, render, benchmark):
     dataset.command()(command)

@@ -178,8 +178,9 @@ logger = logging.getLogger("gym_serve")
 class Core:
     """The state that both faces share. Its coroutines run on the event loop of this package (`loop`)."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, rows: Rows = ()) -> None:
         self.connection = connection
+        self.rows = rows
         self.name = connection.name
         self.graph = connection.public
         self.servers = [name for section in SECTIONS for name in self.graph.get(section) or {}]

@@ -95,7 +95,12 @@ class BaseGym:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process attaches to the same graph, and leaves it running."""
-        return _joined, (type(self), self._core.connection.again())
+        return _joined, (type(self), self._core.connection.again(), self.rows)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the benchmark's split, which each iteration draws anew; none of a graph."""
+        return self._core.rows
 
     async def rollouts(
         self, rows: Rows, *, order: Order = "completion", **options: Unpack[RolloutOptions]
@@ -349,6 +354,35 @@ class Gym(BaseGym):
         return cls(Core(_deployed(graph, address, **options)))
 
     @classmethod
+    def from_benchmark(
+        cls,
+        benchmark: str,
+        model: str | Mapping[str, Any],
+        address: str | None = None,
+        *,
+        split: str = "train",
+        judge: str | Mapping[str, Any] | None = None,
+        **options: Unpack[GraphOptions],
+    ) -> Self:
+        """Deploy a benchmark with a model. `rows` are those of its split, with its prompt, for its verifier.
+
+        Args:
+            benchmark: its name, the path of its file, or ``CATALOGUE:WHAT`` (docs/benchmarks.md).
+            model: ``type`` and settings of the policy, or a word of ``gym-serve eval --model``.
+            address: as for `from_graph`.
+            split: one that the benchmark names.
+            judge: the same as ``model``, of the judge of a benchmark that needs one.
+            **options: see `GraphOptions`.
+
+        Raises:
+            NotFound: no such benchmark.
+            InvalidRequest: it has no such split, or needs a judge; or see `from_graph`.
+            GraphError, Conflict, Unavailable: see `from_graph`.
+        """
+        graph, rows = _of_benchmark(benchmark, model, judge, split)
+        return cls(Core(_deployed(graph, address, **options), rows))
+
+    @classmethod
     def attach(cls, name: str, address: str | None = "auto") -> Self:
         """Join a graph that runs on a cluster under ``name``; `shutdown` leaves it running.
 
@@ -474,17 +508,32 @@ class AsyncGym(BaseGym):
         **options: Unpack[GraphOptions],
     ) -> Self:
         """See `Gym.from_graph`. If it is cancelled, the graph is shut down once it has started."""
-        return cls(await _started(lambda: _deployed(graph, address, **options)))
+        return cls(await _started(lambda: Core(_deployed(graph, address, **options))))
+
+    @classmethod
+    async def from_benchmark(
+        cls,
+        benchmark: str,
+        model: str | Mapping[str, Any],
+        address: str | None = None,
+        *,
+        split: str = "train",
+        judge: str | Mapping[str, Any] | None = None,
+        **options: Unpack[GraphOptions],
+    ) -> Self:
+        """See `Gym.from_benchmark`."""
+        graph, rows = await asyncio.to_thread(_of_benchmark, benchmark, model, judge, split)
+        return cls(await _started(lambda: Core(_deployed(graph, address, **options), rows)))
 
     @classmethod
     async def attach(cls, name: str, address: str | None = "auto") -> Self:
         """See `Gym.attach`."""
-        return cls(await _started(lambda: _attached(name, address)))
+        return cls(await _started(lambda: Core(_attached(name, address))))
 
     @classmethod
     async def connect(cls, url: str, auth_token: str | None = None) -> Self:
         """See `Gym.connect`."""
-        return cls(await _started(lambda: HttpConnection(url, auth_token)))
+        return cls(await _started(lambda: Core(HttpConnection(url, auth_token))))
 
     @classmethod
     def of(cls, gym: Gym) -> Self:
@@ -571,13 +620,13 @@ def _attached(name: str, address: str | None) -> Connection:
     return deployed.attach(name, address)
 
 
-async def _started(connect: Callable[[], Connection]) -> Core:
-    """The core of what ``connect`` returns, from a thread; shut down if nobody waits for it any more."""
+async def _started(start: Callable[[], Core]) -> Core:
+    """What ``start`` returns, from a thread; shut down if nobody waits for it any more."""
     started: list[Core] = []
     left = threading.Event()
 
     def run() -> Core:
-        core = Core(connect())
+        core = start()
         started.append(core)
         if left.is_set():
             core.shutdown()
@@ -592,8 +641,22 @@ async def _started(connect: Callable[[], Connection]) -> Core:
         raise
 
 
-def _joined(cls: type[BaseGym], connect: Callable[[], Connection]) -> BaseGym:
-    return cls(Core(connect()))
+def _joined(cls: type[BaseGym], connect: Callable[[], Connection], rows: Rows) -> BaseGym:
+    return cls(Core(connect(), rows))
+
+
+def _of_benchmark(
+    name: str, model: str | Mapping[str, Any], judge: str | Mapping[str, Any] | None, split: str
+) -> tuple[JSON, Rows]:
+    """Its graph, and the rows of a split."""
+    # Imported here: templates and sources of rows are loaded by those who use benchmarks.
+    from gym_serve.evaluation.benchmark import BenchmarkRows, find_benchmark
+    from gym_serve.evaluation.models import settings_of
+
+    benchmark = find_benchmark(name)
+    benchmark.rows_from.check(split)
+    graph = benchmark.graph(settings_of(model), None if judge is None else settings_of(judge))
+    return graph, BenchmarkRows(benchmark, split)
 
 
 def _of_groups(options: RolloutOptions, wanted: GroupOptions) -> RolloutOptions:

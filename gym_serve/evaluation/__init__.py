@@ -1,8 +1,8 @@
 """Evaluations: benchmarks by name, any number of them with any number of models, in one run on one graph.
 
     benchmark = find_benchmark("gsm8k")                  # rows, prompt, environment, agent: one file
-    gym = Gym.from_graph(benchmark.graph({"type": "chat_model", ...}), ray=False)
-    rollouts = gym.run(benchmark.rows("train"), limit=8)
+    gym = Gym.from_benchmark("gsm8k", {"type": "chat_model", ...}, split="train")
+    rollouts = gym.run(gym.rows, limit=8)
 
 A benchmark evaluates and trains from the same file. `gym-serve eval` is this package at the terminal.
 """

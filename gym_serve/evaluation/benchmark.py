@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from itertools import islice
@@ -40,6 +42,11 @@ JUDGE = "judge"
 GROUP = "gym_serve.benchmarks"
 """Entry points of other packages: each is a package whose folder has benchmark files."""
 
+CATALOGUES = "gym_serve.benchmark_catalogues"
+"""Entry points of functions from the WHAT of ``NAME:WHAT`` to what the file of a benchmark would say; its
+``name`` is a text of any form."""
+
+_LONGEST_NAME = 40
 _RESERVED = {"response", "reward", "reason", "prompt", "agent_ref", "mask_sample", *METADATA_KEYS}
 """Columns that would be taken for something else in a row; a mapped field may still read them."""
 
@@ -223,6 +230,17 @@ class Benchmark(BaseModel):
         return composed([self], {"policy": model}, judge)
 
 
+@dataclass(frozen=True)
+class BenchmarkRows:
+    """The rows of a split of a benchmark: every iteration draws them from their source anew."""
+
+    benchmark: Benchmark
+    split: str
+
+    def __iter__(self) -> Iterator[LocatedRow]:
+        return self.benchmark.rows(self.split)
+
+
 def composed(
     benchmarks: list[Benchmark], models: Mapping[str, Mapping[str, Any]], judge: Mapping[str, Any] | None
 ) -> JSON:
@@ -266,9 +284,22 @@ def benchmark_names() -> list[str]:
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by its name, or by the path of its file. Raises NotFound: there is none; InvalidRequest:
-    the file has problems."""
+    """A benchmark by its name, by the path of its file, or ``CATALOGUE:WHAT``. Raises NotFound: there is
+    none; InvalidRequest: its file has problems."""
+    catalogue, colon, what = name.partition(":")
+    if colon:
+        known = {point.name: point for point in entry_points(group=CATALOGUES)}
+        if catalogue not in known:
+            raise NotFound(f"no catalogue of benchmarks {catalogue!r}{nearest(catalogue, known)}")
+        adapter: Callable[[str], JSON] = known[catalogue].load()
+        content = adapter(what)
+        return Benchmark.model_validate({**content, "name": name_of(f"{catalogue}_{content['name']}")})
     path = Path(name) if name.endswith((".yaml", ".yml")) else _files().get(name)
     if path is None:
         raise NotFound(f"no benchmark {name!r}{nearest(name, benchmark_names())}")
     return Benchmark.load(path)
+
+
+def name_of(text: str) -> str:
+    """A text in the form of a benchmark's name."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:_LONGEST_NAME]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from gym_serve.graph.spec import RESERVED_NAMES
@@ -45,6 +45,12 @@ def read_models(texts: Iterable[str]) -> list[Model]:
             server = f"{name}-{number}"
         models[server] = Model(label, server, settings)
     return list(models.values())
+
+
+def settings_of(model: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ``type`` and settings of a model: as they are given, or those of a word. Raises InvalidRequest: a
+    text is no model."""
+    return _read(model)[1] if isinstance(model, str) else model
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:

@@ -6,26 +6,20 @@ A `Request` is all that is needed to evaluate again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gym_serve.evaluation.benchmark import Benchmark, agent_of, composed, find_benchmark
+from gym_serve.evaluation.benchmark import Benchmark, agent_of, composed, find_benchmark, name_of
 from gym_serve.evaluation.models import Model, read_models
 from gym_serve.evaluation.sources import is_file_of_rows
-from gym_serve.graph.spec import nearest
 from gym_serve.rollouts.rows import LocatedRow
-from gym_serve.types.errors import InvalidRequest, NotFound
+from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-CATALOGUES = "gym_serve.benchmark_catalogues"
-"""Entry points of functions from the WHAT of ``NAME:WHAT`` to what the file of a benchmark would say; its
-``name`` is a text of any form."""
-
 _FIELD = re.compile(r"\{(\w+)\}")
-_LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -77,17 +71,7 @@ class Request:
         return [self._find(name) for name in self.benchmarks]
 
     def _find(self, name: str) -> Benchmark:
-        if is_file_of_rows(name):
-            return self._graded(name)
-        catalogue, colon, what = name.partition(":")
-        if not colon:
-            return find_benchmark(name)
-        known = {point.name: point for point in entry_points(group=CATALOGUES)}
-        if catalogue not in known:
-            raise NotFound(f"no catalogue of benchmarks {catalogue!r}{nearest(catalogue, known)}")
-        adapter: Callable[[str], JSON] = known[catalogue].load()
-        content = adapter(what)
-        return Benchmark.model_validate({**content, "name": _name(f"{catalogue}_{content['name']}")})
+        return self._graded(name) if is_file_of_rows(name) else find_benchmark(name)
 
     def _graded(self, file: str) -> Benchmark:
         if self.grader is None:
@@ -98,10 +82,10 @@ class Request:
         prompt = self.prompt
         if prompt is not None and "{{" not in prompt and "{%" not in prompt:
             prompt = _FIELD.sub(r"{{ \1 }}", prompt)
-        name = _name(Path(file).name.partition(".")[0])
+        name = name_of(Path(file).name.partition(".")[0])
         return Benchmark.model_validate(
             {
-                "name": name if name[:1].isalpha() else _name(f"rows_{name}"),
+                "name": name if name[:1].isalpha() else name_of(f"rows_{name}"),
                 "description": f"Rows of {file}, scored by {self.grader}.",
                 "license": "that of the file",
                 "rows": {"file": file if "://" in file else str(Path(file).resolve())},
@@ -197,11 +181,6 @@ class Plan:
             ],
             "request": asdict(request),
         }
-
-
-def _name(text: str) -> str:
-    """A text in the form of a benchmark's name."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:_LONGEST_NAME]
 
 
 def _shown(settings: Mapping[str, Any]) -> JSON:

@@ -41,17 +41,20 @@ class Source(BaseModel):
     revision: str | None = None
     """Its commit, tag or branch."""
     file: str | None = None
-    """A file, relative to that of the benchmark, or a URL: JSONL, Parquet, CSV, Arrow or JSON."""
+    """A file, relative to that of the benchmark, or a URL: JSONL, Parquet, CSV, Arrow or JSON. ``{split}`` in
+    it is what ``splits`` says of the split."""
     function: str | None = None
     """``package.module:function``, called with ``split`` and ``arguments``, which returns rows."""
     arguments: dict[str, Any] = {}
     splits: dict[str, str] = {"test": "test"}
-    """What the source calls ``train`` and ``test``; a file has the one split that is asked for."""
+    """What the source calls ``train`` and ``test``."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         if sum(place is not None for place in (self.dataset, self.file, self.function)) != 1:
             raise ValueError("give one of dataset, file and function")
+        if self.file is not None and len(self.splits) > 1 and "{split}" not in self.file:
+            raise ValueError(f"file must have {{split}}, as there are {', '.join(self.splits)}")
         return self
 
     @property
@@ -61,6 +64,11 @@ class Source(BaseModel):
         revision = f" at {self.revision}" if self.revision else ""
         return f"{self.dataset or self.file or self.function}{name}{revision}"
 
+    def check(self, split: str) -> None:
+        """Raise InvalidRequest if there is no such split."""
+        if split not in self.splits:
+            raise InvalidRequest(f"{self.label} has no split {split!r}; it has {', '.join(self.splits)}")
+
     def rows(self, split: str, folder: Path, limit: int | None = None) -> Iterator[LocatedRow]:
         """The rows of a split, as they are. ``folder``: what a relative file is relative to.
 
@@ -68,13 +76,13 @@ class Source(BaseModel):
             InvalidRequest: there is no such split or file; or a package is missing, which is named.
             Unavailable: the source cannot be reached.
         """
-        if split not in self.splits and self.file is None:
-            raise InvalidRequest(f"{self.label} has no split {split!r}; it has {', '.join(self.splits)}")
+        self.check(split)
         if self.function is not None:
             made = resolve_name(self.function)(split=split, **self.arguments)
             return _located(self.label, islice(made, limit))
         if self.file is not None:
-            return islice(file_rows(_place(self.file, folder)), limit)
+            file = self.file.replace("{split}", self.splits[split])
+            return islice(file_rows(_place(file, folder)), limit)
         files = {"path": self.dataset, "name": self.name, "revision": self.revision}
         loaded = _load(self.label, {**files, "split": self.splits[split]}, streaming=limit is not None)
         return _located(self.label, islice(loaded, limit))

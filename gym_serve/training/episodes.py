@@ -25,6 +25,7 @@ from gym_serve.graph import GraphSpec, load_graph
 from gym_serve.graph.classes import find_class
 from gym_serve.servers.base import Server
 from gym_serve.training.samples import TrainingSample, media_in, samples, verified
+from gym_serve.training.trl.rollouts import messages_of
 from gym_serve.types.errors import GraphError, InvalidRequest, VerifierFailed
 from gym_serve.types.media import pictures_in
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
@@ -36,6 +37,7 @@ __all__ = [
     "Episodes",
     "Outcome",
     "Siblings",
+    "columns_of",
     "endpoints_of",
     "policies_of",
     "row_of",
@@ -300,6 +302,20 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
     if not isinstance(row, dict):
         raise InvalidRequest(f"`row` must be a JSON object, got {type(row).__name__}")
     return row
+
+
+def columns_of(row: JSON) -> JSON:
+    """A row as a record of the data sets that trainers read: its prompt, and the row itself where each of
+    them has a place for it, for `row_of`. verl's agent loop is called ``gym``."""
+    text = orjson.dumps(row).decode()
+    return {
+        "prompt": messages_of(row["responses_create_params"]),
+        "row": text,
+        "extra_info": {"row": text},
+        "metadata": {"row": text},
+        "agent_name": "gym",
+        "data_source": str(row.get("benchmark_row", "gym")).partition("/")[0],
+    }
 
 
 def _model_with(tokenizer: Any, processor: Any) -> type[Server]:

@@ -57,6 +57,20 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert list(problems_of_benchmark(benchmark)) == []
 
 
+def test_a_file_says_which_splits_it_has(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("country,capital\nChile,Santiago\n")
+    rows = {"file": "{split}.csv", "splits": {"train": "train", "test": "capitals"}}
+    benchmark = capitals(tmp_path, rows=rows)
+    countries = {
+        split: [row["country"] for _, row, _ in benchmark.rows(split) if row] for split in ("train", "test")
+    }
+    assert countries == {"train": ["Chile"], "test": ["Norway", "Peru"]}
+    with pytest.raises(InvalidRequest, match=r"capitals.csv has no split 'train'; it has test"):
+        next(capitals(tmp_path).rows("train"))
+    with pytest.raises(InvalidRequest, match=r"file must have \{split\}, as there are test, train"):
+        capitals(tmp_path, rows={**rows, "file": "capitals.csv"})
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
