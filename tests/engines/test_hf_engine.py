@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.engines import (
     MARKS,
@@ -47,22 +48,18 @@ async def _greedy(engine: HFEngine) -> dict[str, Any]:
 @pytest.fixture
 def force_call(hf: HFEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the engine produce a tool call, in a random one of its tokenizations."""
-    import torch
-
-    from gym_serve.deployments.hf_engine import _batches
+    from gym_serve.deployments.batched import batches
 
     forced: dict[int, list[int]] = {}
-    draw = _batches.draw
+    draw = batches.draw
 
-    def forcing(logits: torch.Tensor, rows: list[Any]) -> tuple[list[int], list[float]]:
-        tokens, log_probs = draw(logits, rows)
-        for i, row in enumerate(rows):
-            if row.sampling.seed in forced:
-                tokens[i] = forced[row.sampling.seed][len(row.tokens)]
-                log_probs[i] = float(logits[i].float().log_softmax(-1)[tokens[i]])
-        return tokens, log_probs
+    def forcing(logits: Any, row: Any) -> tuple[int, float]:
+        if row.sampling.seed not in forced:
+            return draw(logits, row)
+        token = forced[row.sampling.seed][len(row.tokens)]
+        return token, float(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
 
-    monkeypatch.setattr(_batches, "draw", forcing)
+    monkeypatch.setattr(batches, "draw", forcing)
     tokenizer = hf._tokenizer
 
     def force(rng: random.Random) -> dict[str, Any]:
