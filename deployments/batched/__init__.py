@@ -1,5 +1,5 @@
-"""`BatchedEngine`: an engine that gives logits, and leaves the rest to this class: a chat's template, sampling,
-structured outputs, streams and tool calls.
+"""`BatchedEngine`: an engine that gives logits, and leaves the rest to this class: the chat template,
+sampling, structured outputs, streams and tool calls.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Steps(Protocol):
         ...
 
     def step(self) -> Iterable[tuple[Row, int, float]]:
-        """Rows with their next token and its log probability. A row may be left out, as its prompt is read."""
+        """Rows with their next token and its log probability. One whose prompt is read is left out."""
         ...
 
     def drop(self, rows: Sequence[Row]) -> None:
@@ -206,7 +206,7 @@ class Batches:
     def _turn(self) -> None:
         """The next token of every row, and of as many of those that wait as there is room for."""
         self._let_go([row for row in self._rows if row.done.cancelled()])
-        new = []
+        new: list[Row] = []
         while self._waiting and len(new) < self._steps.room:
             row = self._waiting[0]
             if not row.done.cancelled():

@@ -18,7 +18,7 @@ from gym_serve.deployments.tokenizing import CALL_CLOSE, CALL_OPENING
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
-_JSON_STYLE = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+_JSON_STYLE: Any = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """As `json.dumps` writes, or compact: a model may not fill its answer with white space."""
 
 
@@ -44,8 +44,8 @@ class Constraint:
 
 
 class Grammars:
-    """The constraints of a model's generations. ``words`` makes llguidance's form of its ``vocabulary`` tokens;
-    ``added`` are those that it does not make of other text; ``ends`` end a turn.
+    """The constraints of a model's generations. ``words`` makes llguidance's form of its ``vocabulary``
+    tokens; ``added`` are those that no other text makes; ``ends`` end a turn.
     """
 
     def __init__(

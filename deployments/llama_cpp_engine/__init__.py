@@ -1,7 +1,7 @@
 """`llama_cpp_engine`: llama.cpp in the server's own process: real weights without a GPU, a key or a server.
 
-The model is one GGUF file. Requests share each pass over the weights, and a slot keeps what it has read for the
-next prompt that begins alike.
+The model is one GGUF file. Requests share each pass over the weights, and a slot keeps what it has read for
+the next prompt that begins alike.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LlamaCppEngine(BatchedEngine):
         if config.chat_template is not None:
             yield from missing_path("chat_template", Path(config.chat_template).expanduser())
         if config.weight_updates:
-            yield "weight_updates: llama_cpp_engine keeps the weights of its file; use vllm_engine or hf_engine"
+            yield "weight_updates: llama_cpp_engine keeps the weights of its file; hf_engine takes others"
 
     async def start(self) -> None:
         try:

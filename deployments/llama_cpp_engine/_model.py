@@ -47,10 +47,8 @@ def load(config: LlamaCppEngine.Config) -> tuple[LlamaSteps, Vocabulary, int, Gr
         steps = LlamaSteps(model, config.slots, context, config.threads or max((os.cpu_count() or 2) // 2, 1))
     except (ValueError, RuntimeError) as error:
         raise GraphError(f"{path}: llama.cpp cannot use this file: {error}") from None
-    template = (
-        None if config.chat_template is None else Path(config.chat_template).expanduser().read_text("utf-8")
-    )
-    words = Vocabulary(model, template)
+    given = config.chat_template
+    words = Vocabulary(model, None if given is None else Path(given).expanduser().read_text("utf-8"))
     grammars = Grammars(words.for_grammars, words.added, words.size, words.ends)
     return steps, words, context, grammars
 

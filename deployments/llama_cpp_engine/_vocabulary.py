@@ -1,8 +1,8 @@
-"""`Vocabulary`: the tokenizer and the chat template in a GGUF file, with the methods of one of ``transformers``
-that `render`, `entries` and `BatchedEngine` use.
+"""`Vocabulary`: the tokenizer and the chat template in a GGUF file, with the methods of one of
+``transformers`` that `render`, `entries` and `BatchedEngine` use.
 
-Many small models have a template that knows no tools, and fails on a message without text. They get tools, calls
-and results as text, in the form that SmolLM2, Qwen and Hermes were trained on.
+Many small models have a template that knows no tools, and fails on a message without text. They get tools,
+calls and results as text, in the form that SmolLM2, Qwen and Hermes were trained on.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class Vocabulary:
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": self._vocab.tokenize(text, add_special_tokens, True)}
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
-        text: str = self._vocab.detokenize(tokens, False, not skip_special_tokens) if tokens else ""
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens, always without control tokens (``skip_special_tokens``)."""
+        text: str = self._vocab.detokenize(tokens, False, False) if tokens else ""
         return text
 
     def convert_ids_to_tokens(self, tokens: list[int]) -> list[str]:

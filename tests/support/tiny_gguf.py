@@ -1,4 +1,4 @@
-"""A tiny model with random weights as a GGUF file, made without torch, for the tests of `llama_cpp_engine`."""
+"""A tiny model with random weights as a GGUF file, made without torch: for tests of `llama_cpp_engine`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _HIDDEN, _LAYERS, _HEADS, _POSITIONS = 64, 128, 2, 2, 4096
 
 
 def make_tiny_gguf(path: Path, *, template: str = TEMPLATE) -> Path:
-    """Write the model: a Llama of 0.2 M parameters, with a byte-level BPE and a chat template in Qwen's style."""
+    """Write the model: a Llama of 0.1 M parameters, a byte-level BPE and a template in Qwen's style."""
     import gguf
 
     tokens = [*_SPECIAL, *_ADDED, *sorted(_BYTES), *(merge.replace(" ", "") for merge in _MERGES)]
