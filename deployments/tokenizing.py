@@ -86,7 +86,8 @@ def render(tokenizer: Any, chat: JSON, messages: list[JSON], processor: Any = No
     templates = processor or tokenizer
     arguments = chat.get("chat_template_kwargs") or {}
     # What is no variable of a template, but decides what its rendering does; another template among them.
-    taken = (signature(tokenizer.apply_chat_template).parameters.keys() - _OF_THE_ROW) & arguments.keys()
+    reserved = {"chat_template", *signature(tokenizer.apply_chat_template).parameters} - _OF_THE_ROW
+    taken = reserved & arguments.keys()
     if taken:
         raise BadRequest(f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be set by a request")
     mark = None if processor is None else str(processor.image_token)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.deployments.hf_engine.streams import TextStream
+from gym_serve.deployments.batched.streams import TextStream
 from gym_serve.deployments.tokenizing import CALL_OPENING, split_calls
 
 _CALL = '<tool_call>{"name": "look"}</tool_call>'

@@ -119,7 +119,7 @@ async def run_episode(
     return items
 
 
-async def check_stream(engine: Any, body: dict[str, Any]) -> dict[str, Any]:
+async def check_stream(engine: Any, body: dict[str, Any], tolerance: float = 1e-4) -> dict[str, Any]:
     """The response of a stream of ``body``, which must have one answer only.
 
     Asserted: it tells what the answer without a stream tells. (`check_hanging_up` asserts that a stream
@@ -128,6 +128,7 @@ async def check_stream(engine: Any, body: dict[str, Any]) -> dict[str, Any]:
     Args:
         engine: an engine.
         body: of a Responses call.
+        tolerance: of log probabilities.
     """
     events = [event async for event in engine.stream_responses(body)]
     response: dict[str, Any] = events[-1]["response"]
@@ -135,7 +136,7 @@ async def check_stream(engine: Any, body: dict[str, Any]) -> dict[str, Any]:
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     assert _without_ids(response) == _without_ids(plain)
     one, other = (r["output"][-1]["generation_log_probs"] for r in (response, plain))
-    assert one == pytest.approx(other, abs=1e-4)
+    assert one == pytest.approx(other, abs=tolerance)
     chunks = ChunkJoiner()
     chat = responses_to_chat(body)
     async for chunk in engine.stream_chat(chat):
@@ -146,7 +147,7 @@ async def check_stream(engine: Any, body: dict[str, Any]) -> dict[str, Any]:
     assert whole is not None
     assert bundle["prompt_token_ids"] == whole["prompt_token_ids"]
     assert bundle["generation_token_ids"] == whole["generation_token_ids"]
-    assert bundle["generation_log_probs"] == pytest.approx(whole["generation_log_probs"], abs=1e-4)
+    assert bundle["generation_log_probs"] == pytest.approx(whole["generation_log_probs"], abs=tolerance)
     assert bundle["generation_token_ids"] == response["output"][-1]["generation_token_ids"]
     assert chunks.completion()["weight_version"] == completion["weight_version"]
     assert chunks.completion()["usage"]["completion_tokens"] == completion["usage"]["completion_tokens"]

@@ -8,16 +8,17 @@ regular expression or a choice, text that the tokenizer has as an added token in
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from gym_serve.deployments.tokenizing import CALL_CLOSE, CALL_OPENING
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
-_JSON_STYLE = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+_JSON_STYLE: Any = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """As `json.dumps` writes, or compact: a model may not fill its answer with white space."""
 
 
@@ -27,14 +28,13 @@ class Constraint:
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
-    def forbid(self, scores: torch.Tensor) -> None:
+    def forbid(self, scores: NDArray[np.float64]) -> None:
         """Put -inf into ``scores`` where the next token would leave the grammar."""
-        bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
-        allowed = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-        allowed = allowed.flatten()[: len(scores)].bool()
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little")[: len(scores)].astype(bool)
         if allowed.any():  # none: it gave up, which `take` tells
-            scores[: len(allowed)].masked_fill_(~allowed.to(scores.device), -torch.inf)
-            scores[len(allowed) :] = -torch.inf
+            scores[: len(allowed)][~allowed] = -np.inf
+            scores[len(allowed) :] = -np.inf
 
     def take(self, token: int) -> BadRequest | None:
         """Go on by a token; why it cannot, if so: matching became too expensive."""
@@ -44,12 +44,17 @@ class Constraint:
 
 
 class Grammars:
-    """The constraints of a model's generations; ``tokenizer`` is a fast one of ``transformers``."""
+    """The constraints of a model's generations. ``words`` makes llguidance's form of its ``vocabulary``
+    tokens; ``added`` are those that no other text makes; ``ends`` end a turn.
+    """
 
-    def __init__(self, tokenizer: Any, vocabulary: int, ends: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._ends = sorted(ends)
+    def __init__(
+        self, words: Callable[[], Any], added: Collection[str], vocabulary: int, ends: frozenset[int]
+    ) -> None:
+        self._make_words = words
+        self._added = added
+        self.vocabulary = vocabulary
+        self.ends = ends
         self._words: Any = None
 
     def constraint(self, chat: Mapping[str, Any]) -> Constraint | None:
@@ -61,9 +66,8 @@ class Grammars:
             return None
         try:
             from llguidance import LLMatcher
-            from llguidance.hf import from_tokenizer
         except ImportError as error:
-            raise BadRequest(f"structured outputs need {error.name}: pip install 'gym-serve[hf]'") from None
+            raise BadRequest(f"structured outputs need {error.name}: pip install llguidance") from None
         kind, value = wanted
         if kind == "regex":
             grammar = LLMatcher.grammar_from_regex(value)
@@ -72,7 +76,7 @@ class Grammars:
         else:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(value), defaults=_JSON_STYLE)
         if self._words is None:
-            self._words = from_tokenizer(self._tokenizer, self._vocabulary, self._ends)
+            self._words = self._make_words()
         matcher = LLMatcher(self._words, grammar, log_level=0)
         if matcher.is_error():
             raise BadRequest(f"structured output: {matcher.get_error()[:300]}")
@@ -95,7 +99,7 @@ class Grammars:
 
     def _literal(self, mark: str) -> str:
         """A mark in a grammar: the token that it is, or its text."""
-        return mark if mark in self._tokenizer.get_added_vocab() else json.dumps(mark)
+        return mark if mark in self._added else json.dumps(mark)
 
 
 def _call_schema(tool: JSON) -> JSON:

@@ -1,4 +1,4 @@
-"""How one generation is sampled: the fields of a chat body that `hf_engine` knows, checked."""
+"""How one generation is sampled: the fields of a chat body that a `BatchedEngine` knows, checked."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Sampling(BaseModel):
         """
         for key, nothing in _MISSING.items():
             if chat.get(key) and chat[key] != nothing:
-                raise BadRequest(f"{key}: hf_engine cannot do that; use vllm_engine")
+                raise BadRequest(f"{key}: this engine cannot do that; use vllm_engine")
         if chat.get("n") not in (None, 1):
-            raise BadRequest("n: hf_engine gives one choice for a call")
+            raise BadRequest("n: this engine gives one choice for a call")
         settings = {key: chat[key] for key in cls.model_fields if chat.get(key) is not None}
         if chat.get("max_completion_tokens") is not None:
             settings["max_tokens"] = chat["max_completion_tokens"]

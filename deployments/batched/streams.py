@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
-    from gym_serve.deployments.hf_engine._batches import Row
+    from gym_serve.deployments.batched.batches import Row
 
 _HALF = "\ufffd"  # what the bytes of an unfinished character are decoded to
 
