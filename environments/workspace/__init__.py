@@ -106,6 +106,9 @@ class Workspace(ResourcesServer):
         """Provider of the boxes: ``bubblewrap``, ``docker``, or an entry point's."""
         image: str | None = None
         """OCI image of tasks without a Dockerfile or an image of their own, for a provider that needs one."""
+        network: Literal["none", "model", "full"] | None = None
+        """Network of the agent's boxes, whatever a task asks for: ``model`` for an agent's program in a box
+        that shall reach nothing else. The boxes of the tests keep that of the task."""
         command_timeout: PositiveFloat = 100.0
         """Seconds that a command of the agent may take; less than the agent's ``tool_timeout``."""
         max_output_bytes: PositiveInt = 30_000
@@ -176,6 +179,8 @@ class Workspace(ResourcesServer):
             spec = await self._images.spec(row.harness_box.folder(), spec, task.build_timeout)
             if spec.network == "none":
                 spec = spec.model_copy(update={"network": "model"})
+        if self.config.network is not None:
+            spec = spec.model_copy(update={"network": self.config.network})
         session.box = await self._box(spec, task, name=row.task)
 
     def _of_image(self, spec: SandboxSpec) -> SandboxSpec:

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self
 
 from gym_serve.environments.workspace.images import DOCKERFILE, archive_of
@@ -124,33 +133,50 @@ def task_of(row: WorkspaceRow) -> Task:
 
 _Nothing = Annotated[list[Any], Field(max_length=0)]
 _Path = Annotated[str, Field(pattern=r"^/")]
+_Plain = Annotated[str, Field(pattern=r"^([^$]|\$[^{])*\$?$")]  # no variable of the machine that runs Harbor
+_NETWORKS = {"no-network": "none", "public": "full"}
+_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
+
+
+def _mebibytes(size: object) -> object:
+    """The old form of a size, ``2G``."""
+    text = str(size).strip().upper()
+    return round(float(text[:-1]) * _UNITS[text[-1]]) if text[-1:] in _UNITS else size
+
+
+_Size = Annotated[int | None, BeforeValidator(_mebibytes)]
 
 
 class _Phase(BaseModel):
     timeout_sec: PositiveFloat | None = None
     user: str | int | None = None
-    env: dict[str, str] = {}
+    env: dict[str, _Plain] = {}
     network_mode: str | None = None
 
 
 class _Environment(BaseModel):
     build_timeout_sec: PositiveFloat = 600.0
-    network_mode: str = "public"
+    network_mode: str | None = None
+    allow_internet: bool = True  # the old form of a mode
     cpus: float | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
+    memory_mb: _Size = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
+    storage_mb: _Size = Field(default=None, validation_alias=AliasChoices("storage_mb", "storage"))
     gpus: int | None = None
-    env: dict[str, str] = {}
+    tpu: None = None
+    env: dict[str, _Plain] = {}
     workdir: str | None = None
     os: str = "linux"
     docker_image: str | None = None
+    healthcheck: None = None
+    mcp_servers: _Nothing = []
 
-    def spec(self) -> SandboxSpec:
-        """The box that it asks for. Of a network, there is all or nothing."""
-        if self.gpus or self.os.lower() != "linux" or self.network_mode == "allowlist":
+    def spec(self, phase: _Phase) -> SandboxSpec:
+        """The box that it asks for, with the network of a phase. Of a network, there is all or nothing."""
+        mode = phase.network_mode or self.network_mode or ("public" if self.allow_internet else "no-network")
+        if self.gpus or self.os.lower() != "linux" or mode not in _NETWORKS:
             raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
         settings: JSON = {
-            "network": "none" if self.network_mode == "no-network" else "full",
+            "network": _NETWORKS[mode],
             "image": self.docker_image,
             "env": self.env,
             "workdir": self.workdir,
@@ -187,13 +213,15 @@ class _Config(BaseModel):
 def _of_folder(folder: Path) -> Task:
     try:
         config = _Config.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
-        spec = config.environment.spec()
+        spec = config.environment.spec(config.agent)
         verifier = config.verifier
         separate = verifier.environment_mode == "separate" or verifier.environment is not None
-        test_spec = verifier.environment.spec() if verifier.environment is not None else spec
+        test_spec = (verifier.environment or config.environment).spec(verifier)
     except (OSError, ValueError, ValidationError) as error:
         raise InvalidRequest(f"{folder} is no task that can be run here: {error}") from None
     tests, environment = folder / "tests", folder / "environment"
+    if compose := [*environment.glob("docker-compose.y*ml")]:
+        raise InvalidRequest(f"{compose[0]}: several containers are not supported")
     if not (tests / "test.sh").is_file():
         raise InvalidRequest(f"{folder} is no task that can be run here: it has no tests/test.sh")
     own = separate and (tests / DOCKERFILE).is_file()

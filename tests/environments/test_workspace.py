@@ -245,11 +245,56 @@ def test_a_configuration_of_harbor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "agent", "tests"),
+    [
+        ("", "full", "full"),
+        ("[environment]\nnetwork_mode = 'no-network'", "none", "none"),
+        ("[environment]\nallow_internet = false", "none", "none"),
+        ("[agent]\nnetwork_mode = 'no-network'", "none", "full"),
+        ("[environment]\nnetwork_mode = 'no-network'\n[verifier]\nnetwork_mode = 'public'", "none", "full"),
+        ("[verifier.environment]\nnetwork_mode = 'no-network'", "full", "none"),
+    ],
+)
+def test_a_network_for_each_phase(tmp_path: Path, config: str, agent: str, tests: str) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "task.toml").write_text(config)
+    task = task_of(WorkspaceRow(task=str(tmp_path)))
+    assert task.test_spec is not None
+    assert (task.spec.network, task.test_spec.network) == (agent, tests)
+
+
+def test_sizes_of_older_tasks(tmp_path: Path) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "task.toml").write_text("[environment]\nmemory = '2G'\nstorage = '512m'")
+    spec = task_of(WorkspaceRow(task=str(tmp_path))).spec
+    assert (spec.memory_mb, spec.disk_mb) == (2048, 512)
+
+
+@needs_bubblewrap
+async def test_the_network_of_the_agents_boxes_is_a_setting(tmp_path: Path) -> None:
+    count = "grep -c : /proc/net/dev"
+    shutil.copytree(HARBOR, tmp_path / "task")
+    (tmp_path / "task" / "tests" / "test.sh").write_text(f"#!/bin/sh\n{count} > /logs/verifier/reward.txt\n")
+    row = {"task": str(tmp_path / "task")}
+    bench = Bench(Workspace(network="model"))
+    await bench.host.start()
+    await bench.call("seed_session", row)
+    assert (await bench.tool("bash", command=count))["output"] == "1\n"  # loopback
+    assert (await bench.verify(row, []))["reward"] == len(os.listdir("/sys/class/net"))
+    await bench.host.stop()
+
+
+@pytest.mark.parametrize(
     ("config", "reason"),
     [
         ("[[steps]]\nname = 'a'", "steps"),
         ("[environment]\ngpus = 1", "GPUs"),
         ("[environment]\nnetwork_mode = 'allowlist'", "allow-list"),
+        ("[agent]\nnetwork_mode = 'allowlist'", "allow-list"),
+        ("[environment]\nhealthcheck = {command = 'true'}", "healthcheck"),
+        ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
+        ("[verifier]\nenv = {KEY = '${SECRET}'}", "verifier.env.KEY"),
+        ("[environment]\nmemory = 'much'", "memory"),
         ("artifacts = ['relative']", None),
         ("[verifier]\ntimeout_sec = -1", "greater than 0"),
         ("nonsense", "no task that can be run here"),
