@@ -252,8 +252,9 @@ class HarborRows:
 
     graph = "workspace"
 
-    def rows(self, folder: Path) -> Iterator[JSON]:
+    def rows(self, folder: Path | str) -> Iterator[JSON]:
         """Rows of the task that a folder is, or of the tasks that it has."""
+        folder = Path(folder)
         files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
         folders = [file.parent for file in files if file.is_file()]
         if not folders:
@@ -283,4 +284,4 @@ def harbor_benchmark(folder: str) -> JSON:
 
 def harbor_rows(split: str, *, folder: str) -> Iterator[JSON]:
     """The rows of a folder of tasks, which has no splits."""
-    return HarborRows().rows(Path(folder))
+    return HarborRows().rows(folder)
