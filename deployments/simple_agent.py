@@ -41,7 +41,8 @@ class SimpleAgent(AgentServer):
             if calls:
                 await episode.run_tools(calls, parallel=self.config.parallel_tools)
             elif any(item.get("type", "message") == "message" for item in turn):
-                return
+                if not await episode.next_step():
+                    return
             else:
                 empty_turns += 1
                 if empty_turns > self.config.max_empty_turns:

@@ -12,6 +12,8 @@ class NopAgent(AgentServer):
     """Does nothing: what the task is worth as it is."""
 
     async def act(self, episode: Episode) -> None:
+        while await episode.next_step():
+            pass
         episode.stop("nop")
 
 
@@ -28,9 +30,12 @@ class OracleAgent(AgentServer):
 
     async def act(self, episode: Episode) -> None:
         solve: Any = self.config.resources.fetch
-        episode.fields["solution"] = await episode.stage(
-            "solve", lambda: solve("solve", {}, session=episode.session)
-        )
+        going_on = True
+        while going_on:
+            episode.fields["solution"] = await episode.stage(
+                "solve", lambda: solve("solve", {}, session=episode.session)
+            )
+            going_on = await episode.next_step()
         episode.stop("oracle")
 
     def _episode(self, row: JSON) -> Episode:

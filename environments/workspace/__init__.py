@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, TypeAdapter
 
 from gym_serve.environments.workspace.images import Images, cache_folder, sweep
-from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Task, WorkspaceRow, task_of
+from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Step, Task, WorkspaceRow, task_of
 from gym_serve.sandbox import (
     BoxPool,
     ExecResult,
@@ -35,6 +35,7 @@ from gym_serve.sandbox.live import LiveBoxes
 from gym_serve.sandbox.relay import ModelRelay, model_variables
 from gym_serve.servers import Operation, ResourcesServer, Verdict, tool
 from gym_serve.servers.context import current
+from gym_serve.servers.tools import TASK_STEPS
 from gym_serve.servers.transport import Reply
 from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed, Unavailable
 from gym_serve.types.requests import parse
@@ -57,6 +58,7 @@ _keep() {{
 trap '_keep > {_STATE} 2>/dev/null' EXIT
 eval "$1"
 """
+_SETUP_SECONDS = 600.0
 _ANSWERS = ("reward.json", "reward.txt")
 _HARNESS_OUTPUT = 1 << 16
 _ANSWER_SECONDS = 2.0  # for the answer on a program that was killed at its time limit
@@ -106,6 +108,9 @@ class Workspace(ResourcesServer):
         """Provider of the boxes: ``bubblewrap``, ``docker``, or an entry point's."""
         image: str | None = None
         """OCI image of tasks without a Dockerfile or an image of their own, for a provider that needs one."""
+        network: Literal["none", "model", "full"] | None = None
+        """Network of the agent's boxes, whatever a task asks for: ``model`` for an agent's program in a box
+        that shall reach nothing else. The boxes of the tests keep that of the task."""
         command_timeout: PositiveFloat = 100.0
         """Seconds that a command of the agent may take; less than the agent's ``tool_timeout``."""
         max_output_bytes: PositiveInt = 30_000
@@ -135,6 +140,8 @@ class Workspace(ResourcesServer):
             self.spec = SandboxSpec()
             self.oracle = False
             self.left: dict[str, bytes] | None = None  # archives of its folders, once the agent has ended
+            self.done: list[WorkspaceVerdict] = []  # of its steps, those that were tested
+            self.count = 0  # of the steps that its reward is of
             self.lock = asyncio.Lock()
 
     config: Config
@@ -165,18 +172,30 @@ class Workspace(ResourcesServer):
         solve = Operation(self._solve, "Run the row's own solution", None, {"type": "object"})
         about = "Run the program of an agent of this graph in the session's box"
         harness = Operation(self._run_harness, about, HarnessRun.model_json_schema(), {"type": "object"})
-        return {**super().operations(), "solve": solve, "harness": harness}
+        step = Operation(
+            self._next_step, "Test a step of the task, and begin the next one", None, {"type": "object"}
+        )
+        return {**super().operations(), "solve": solve, "harness": harness, "next_step": step}
 
-    async def seed(self, row: WorkspaceRow, session: Session) -> None:
+    async def seed(self, row: WorkspaceRow, session: Session) -> dict[str, Any] | None:
         session.task = task = await asyncio.to_thread(task_of, row)
-        session.oracle = row.oracle
+        session.oracle, session.count = row.oracle, len(task.steps)
+        if task.steps and row.harness_box is not None:
+            raise InvalidRequest("a task of several steps is not for an agent's program in a box")
         session.spec = await self._images.spec(task.image, self._of_image(task.spec), task.build_timeout)
         spec = session.spec
         if row.harness_box is not None:
             spec = await self._images.spec(row.harness_box.folder(), spec, task.build_timeout)
             if spec.network == "none":
                 spec = spec.model_copy(update={"network": "model"})
+        if self.config.network is not None:
+            spec = spec.model_copy(update={"network": self.config.network})
         session.box = await self._box(spec, task, name=row.task)
+        if not task.steps:
+            return None
+        if not await _begin(session.box, session.spec, task.steps[0]):
+            raise InvalidRequest("the first step of the task cannot be set up")
+        return {TASK_STEPS: len(task.steps)}
 
     def _of_image(self, spec: SandboxSpec) -> SandboxSpec:
         return spec if spec.image else spec.model_copy(update={"image": self.config.image})
@@ -276,6 +295,8 @@ class Workspace(ResourcesServer):
             box, task = _box_of(session), session.task
             if not session.oracle:
                 raise Forbidden("only the session of an oracle may run the solution")
+            if task is not None and task.steps:
+                task = task.steps[len(session.done)].task
             if task is None or task.solution is None:
                 raise InvalidRequest("the row has no solution")
             await box.put(SOLUTION, task.solution)
@@ -327,24 +348,63 @@ class Workspace(ResourcesServer):
 
     async def verify(self, session: Session) -> WorkspaceVerdict:
         """Run the tests in a fresh box, on what the agent left."""
-        task, files = session.task, session.left
+        task = session.task
         if task is None:
             raise InvalidRequest("the session was not seeded, so there is nothing to test")
-        if files is None:
-            paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
+        if not task.steps:
+            return await self._last_verdict(task, session)
+        if session.box is not None:  # the agent has ended within a step
+            step = task.steps[len(session.done)]
+            session.done.append(await self._last_verdict(step.task, session))
+        return _verdict_of_steps(task, session)
+
+    async def _last_verdict(self, task: Task, session: Session) -> WorkspaceVerdict:
+        if session.left is None:
             try:
-                files = session.left = await self._left(_box_of(session), paths)
+                session.left = await self._taken(task, session)
             except SandboxRefused as error:
                 return _not_taken_over(error)
             finally:
                 await self.close(session)
-        verdict = await self._tested(task, session.spec, files, task.tests)
+        return await self._judged(task, session.spec, session.left)
+
+    async def _judged(self, task: Task, spec: SandboxSpec, files: dict[str, bytes]) -> WorkspaceVerdict:
+        verdict = await self._tested(task, spec, files, *task.tests)
         if verdict.reward > 0 and task.must_fail is not None:
-            forged = await self._tested(task, session.spec, files, task.tests, task.must_fail)
+            forged = await self._tested(task, spec, files, *task.tests, task.must_fail)
             if forged.exit_status == 0:
                 reason = "tests that must fail succeed as well: the agent's code forges their outcome"
                 return verdict.model_copy(update={"reward": 0.0, "reason": reason})
         return verdict
+
+    async def _next_step(self, body: Any) -> Reply:
+        async def advance(call: Any) -> Reply:
+            session: Workspace.Session = call.session.state
+            task, box = session.task, session.box
+            if task is None or not task.steps or box is None:
+                raise InvalidRequest("there is no step to go on from: the task has none, or is over")
+            step, rest = task.steps[len(session.done)], task.steps[len(session.done) + 1 :]
+            try:
+                verdict = await self._judged(step.task, session.spec, await self._taken(step.task, session))
+            except SandboxRefused as error:
+                verdict = _not_taken_over(error)
+            session.done.append(verdict)
+            rewards = verdict.rewards or {"reward": verdict.reward}
+            if any(rewards.get(name, -math.inf) < least for name, least in step.least.items()):
+                session.count = len(session.done)
+            elif rest and await _begin(box, session.spec, rest[0]):
+                return Reply.of({"instruction": rest[0].instruction})
+            await self.close(session)
+            return Reply.of({"instruction": None})
+
+        session = current().session
+        if session is None:
+            raise InvalidRequest("a step is one of a session")
+        return await self.in_session(session, advance)
+
+    async def _taken(self, task: Task, session: Session) -> dict[str, bytes]:
+        paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
+        return await self._left(_box_of(session), paths)
 
     async def _left(self, box: Sandbox, paths: list[str]) -> dict[str, bytes]:
         limit = self.config.max_carried_mb << 20
@@ -359,7 +419,7 @@ class Workspace(ResourcesServer):
         return left
 
     async def _tested(
-        self, task: Task, spec: SandboxSpec, files: dict[str, bytes], *tests: bytes | None
+        self, task: Task, spec: SandboxSpec, files: dict[str, bytes], *tests: bytes
     ) -> WorkspaceVerdict:
         if task.test_spec is not None:
             own = self._of_image(task.test_spec)
@@ -371,7 +431,7 @@ class Workspace(ResourcesServer):
                     await box.put(path, archive, clear=True)
             except SandboxRefused as error:
                 return _not_taken_over(error)
-            for archive in filter(None, tests):
+            for archive in tests:
                 await box.put(TESTS, archive)
             try:
                 done = await box.exec(
@@ -425,6 +485,33 @@ def _box_of(session: Workspace.Session) -> Sandbox:
     if session.box is None:
         raise InvalidRequest("the session has no box: it was not seeded, or its episode is over")
     return session.box
+
+
+async def _begin(box: Sandbox, spec: SandboxSpec, step: Step) -> bool:
+    """Put the files of a step into the work folder, and set it up; False if what the agent did
+    prevents it."""
+    try:
+        if step.files is not None:
+            await box.put(spec.workdir, step.files)
+        return not step.setup or (await box.exec(["bash", "setup.sh"], timeout=_SETUP_SECONDS)).ok
+    except SandboxRefused:
+        return False
+
+
+def _verdict_of_steps(task: Task, session: Workspace.Session) -> WorkspaceVerdict:
+    """The rewards of the last step, or their means: steps that were not reached are zeros, but those after a
+    reward that was too low are none."""
+    last = session.done[-1]
+    if task.final:
+        return last if len(session.done) == session.count else last.model_copy(update={"reward": 0.0})
+    rewards = [verdict.rewards or {"reward": verdict.reward} for verdict in session.done]
+    names = {name: None for each in rewards for name in each}
+    means = {name: sum(each.get(name, 0.0) for each in rewards) / session.count for name in names}
+    reward = means.get("reward", sum(means.values()) / len(means))
+    reason = (
+        None if reward >= 1 else f"the steps' rewards are {json.dumps(rewards)}, of {session.count} steps"
+    )
+    return last.model_copy(update={"reward": reward, "rewards": means, "reason": reason})
 
 
 def _not_taken_over(error: SandboxRefused) -> WorkspaceVerdict:

@@ -6,12 +6,21 @@ Tests and solution are bytes of this process: they enter a box when it is their 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self
 
 from gym_serve.environments.workspace.images import DOCKERFILE, archive_of
@@ -81,7 +90,7 @@ class WorkspaceRow(BaseModel):
 
 @dataclass(frozen=True)
 class Task:
-    """A task: the agent's box, archives of its work folder, of ``/tests`` (None if the image of the tests has
+    """A task: the agent's box, archives of its work folder, of ``/tests`` (none if the image of the tests has
     them), of tests that ``must_fail`` and of ``/solution``. The tests see the ``carried`` folders of the
     agent's box, and its work folder if ``carries_workdir``. Their command writes a reward, or its exit status
     is one.
@@ -89,7 +98,7 @@ class Task:
 
     spec: SandboxSpec
     test_command: str
-    tests: bytes | None = None
+    tests: tuple[bytes, ...] = ()
     reads_reward: bool = False
     must_fail: bytes | None = None
     image: Path | None = None
@@ -104,6 +113,20 @@ class Task:
     test_timeout: float = 600.0
     solution: bytes | None = None
     solution_env: dict[str, str] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    final: bool = False  # whether the last step's reward is that of all, in place of the mean
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a task of Harbor: what the agent is told, what its box gets before that, the tests and the
+    solution of a task of its own, and the rewards below which no further step follows."""
+
+    instruction: str
+    files: bytes | None
+    setup: bool
+    task: Task
+    least: Mapping[str, float]
 
 
 def task_of(row: WorkspaceRow) -> Task:
@@ -115,7 +138,7 @@ def task_of(row: WorkspaceRow) -> Task:
         spec=SandboxSpec(workdir=row.workdir),
         image=None if row.image is None else Path(row.image),
         files=archive_of(row.files) if row.files else None,
-        tests=archive_of(row.tests),
+        tests=(archive_of(row.tests),),
         test_command=row.test_command,
         must_fail=archive_of(row.must_fail) if row.must_fail else None,
         solution=None if row.solution is None else archive_of({"solve.sh": row.solution}),
@@ -124,33 +147,50 @@ def task_of(row: WorkspaceRow) -> Task:
 
 _Nothing = Annotated[list[Any], Field(max_length=0)]
 _Path = Annotated[str, Field(pattern=r"^/")]
+_Plain = Annotated[str, Field(pattern=r"^([^$]|\$[^{])*\$?$")]  # no variable of the machine that runs Harbor
+_NETWORKS = {"no-network": "none", "public": "full"}
+_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
+
+
+def _mebibytes(size: object) -> object:
+    """The old form of a size, ``2G``."""
+    text = str(size).strip().upper()
+    return round(float(text[:-1]) * _UNITS[text[-1]]) if text[-1:] in _UNITS else size
+
+
+_Size = Annotated[int | None, BeforeValidator(_mebibytes)]
 
 
 class _Phase(BaseModel):
     timeout_sec: PositiveFloat | None = None
     user: str | int | None = None
-    env: dict[str, str] = {}
+    env: dict[str, _Plain] = {}
     network_mode: str | None = None
 
 
 class _Environment(BaseModel):
     build_timeout_sec: PositiveFloat = 600.0
-    network_mode: str = "public"
+    network_mode: str | None = None
+    allow_internet: bool = True  # the old form of a mode
     cpus: float | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
+    memory_mb: _Size = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
+    storage_mb: _Size = Field(default=None, validation_alias=AliasChoices("storage_mb", "storage"))
     gpus: int | None = None
-    env: dict[str, str] = {}
+    tpu: None = None
+    env: dict[str, _Plain] = {}
     workdir: str | None = None
     os: str = "linux"
     docker_image: str | None = None
+    healthcheck: None = None
+    mcp_servers: _Nothing = []
 
-    def spec(self) -> SandboxSpec:
-        """The box that it asks for. Of a network, there is all or nothing."""
-        if self.gpus or self.os.lower() != "linux" or self.network_mode == "allowlist":
+    def spec(self, phase: _Phase) -> SandboxSpec:
+        """The box that it asks for, with the network of a phase. Of a network, there is all or nothing."""
+        mode = phase.network_mode or self.network_mode or ("public" if self.allow_internet else "no-network")
+        if self.gpus or self.os.lower() != "linux" or mode not in _NETWORKS:
             raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
         settings: JSON = {
-            "network": "none" if self.network_mode == "no-network" else "full",
+            "network": _NETWORKS[mode],
             "image": self.docker_image,
             "env": self.env,
             "workdir": self.workdir,
@@ -175,39 +215,93 @@ class _Artifact(BaseModel):
     destination: str | None = None  # a place on the machine that collects it, which is not of interest here
 
 
+class _StepPhase(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    timeout_sec: PositiveFloat | None = None
+
+
+class _Step(BaseModel):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    agent: _StepPhase = _StepPhase()
+    verifier: _Verifier = _Verifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: None = None
+    artifacts: list[_Path | _Artifact] = []
+
+
 class _Config(BaseModel):
     environment: _Environment = _Environment()
     agent: _Phase = _Phase()
     verifier: _Verifier = _Verifier()
     solution: _Phase = _Phase()
     artifacts: list[_Path | _Artifact] = []
-    steps: _Nothing = []
+    steps: list[_Step] = []
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
 
 
 def _of_folder(folder: Path) -> Task:
     try:
         config = _Config.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
-        spec = config.environment.spec()
-        verifier = config.verifier
-        separate = verifier.environment_mode == "separate" or verifier.environment is not None
-        test_spec = verifier.environment.spec() if verifier.environment is not None else spec
+        if not config.steps:
+            return _one(folder, config)
+        steps = tuple(_step(folder, config, step) for step in config.steps)
     except (OSError, ValueError, ValidationError) as error:
         raise InvalidRequest(f"{folder} is no task that can be run here: {error}") from None
-    tests, environment = folder / "tests", folder / "environment"
-    if not (tests / "test.sh").is_file():
-        raise InvalidRequest(f"{folder} is no task that can be run here: it has no tests/test.sh")
-    own = separate and (tests / DOCKERFILE).is_file()
-    solved = folder / "solution" / "solve.sh"
+    final = config.multi_step_reward_strategy == "final"
+    return replace(steps[0].task, steps=steps, final=final)
+
+
+def _step(folder: Path, config: _Config, step: _Step) -> Step:
+    own = folder / "steps" / step.name
+    given = step.verifier.model_fields_set
+    own_place = step.verifier.environment_mode == "shared" or step.verifier.environment is not None
+    inherited = () if own_place else ("environment_mode", "environment")
+    update = {
+        name: getattr(config.verifier, name)
+        for name in (*inherited, "user", "network_mode")
+        if name not in given
+    }
+    update["env"] = {**config.verifier.env, **step.verifier.env}
+    verifier = step.verifier.model_copy(update=update)
+    artifacts = [*config.artifacts, *step.artifacts]
+    whole = config.model_copy(update={"verifier": verifier, "artifacts": artifacts})
+    least = {"reward": step.min_reward} if isinstance(step.min_reward, float) else step.min_reward
+    files = own / "workdir"
+    return Step(
+        instruction=(own / "instruction.md").read_text("utf-8"),
+        files=archive_of(files) if files.is_dir() else None,
+        setup=(files / "setup.sh").is_file(),
+        task=_one(folder, whole, own),
+        least=least or {},
+    )
+
+
+def _one(folder: Path, config: _Config, step: Path | None = None) -> Task:
+    """The task of a folder, or of a step of it."""
+    spec = config.environment.spec(config.agent)
+    verifier = config.verifier
+    separate = verifier.environment_mode == "separate" or verifier.environment is not None
+    test_spec = (verifier.environment or config.environment).spec(verifier)
+    environment = folder / "environment"
+    if compose := [*environment.glob("docker-compose.y*ml")]:
+        raise ValueError(f"{compose[0]}: several containers are not supported")
+    places = [folder, *([] if step is None else [step])]
+    tests = [place / "tests" for place in places if (place / "tests").is_dir()]
+    if not any((place / "test.sh").is_file() for place in tests):
+        raise ValueError("it has no tests/test.sh")
+    own = separate and (tests[-1] / DOCKERFILE).is_file()
+    solved = places[-1] / "solution" / "solve.sh"
     sources = [entry if isinstance(entry, str) else entry.source for entry in config.artifacts]
     image = environment if (environment / DOCKERFILE).is_file() else None
     return Task(
         spec=spec.model_copy(update={"user": config.agent.user}),
         image=image,
-        test_image=tests if own else image,
+        test_image=tests[-1] if own else image,
         build_timeout=config.environment.build_timeout_sec,
         carried=tuple(dict.fromkeys([PUBLISHED, *sources])),
         carries_workdir=not separate,
-        tests=None if own else archive_of(tests),
+        tests=() if own else tuple(map(archive_of, tests)),
         test_command=f"chmod +x {TESTS}/test.sh; {TESTS}/test.sh",
         reads_reward=True,
         test_spec=test_spec,
@@ -224,15 +318,18 @@ class HarborRows:
 
     graph = "workspace"
 
-    def rows(self, folder: Path) -> Iterator[JSON]:
+    def rows(self, folder: Path | str) -> Iterator[JSON]:
         """Rows of the task that a folder is, or of the tasks that it has."""
+        folder = Path(folder)
         files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
         folders = [file.parent for file in files if file.is_file()]
         if not folders:
             raise InvalidRequest(f"{folder} has no task.toml, nor has a folder in it")
         for task in folders:
+            steps = tomllib.loads((task / "task.toml").read_text("utf-8")).get("steps")
+            first = _of_folder(task).steps[0].instruction if steps else None
             instruction = task / "instruction.md"
-            text = instruction.read_text("utf-8") if instruction.is_file() else ""
+            text = first or (instruction.read_text("utf-8") if instruction.is_file() else "")
             yield {
                 "responses_create_params": {"input": [{"role": "user", "content": text}]},
                 "task": str(task.resolve()),
@@ -255,4 +352,4 @@ def harbor_benchmark(folder: str) -> JSON:
 
 def harbor_rows(split: str, *, folder: str) -> Iterator[JSON]:
     """The rows of a folder of tasks, which has no splits."""
-    return HarborRows().rows(Path(folder))
+    return HarborRows().rows(folder)

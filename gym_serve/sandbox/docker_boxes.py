@@ -31,11 +31,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import ClientError
 
+from gym_serve.sandbox.attached import CHUNK, FIRST, PYTHON, SOURCE, Channel, settings_of
 from gym_serve.sandbox.boxes import ExecResult, Listens, Sandbox, SandboxRefused, SandboxSpec, words_of
-from gym_serve.sandbox.bubblewrap_boxes import BubblewrapBox
-from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.resident import Output
-from gym_serve.sandbox.providers import RESIDENT
+from gym_serve.sandbox.resident_boxes import ResidentBox
 from gym_serve.types.errors import InvalidRequest, SessionLost, Unavailable
 
 if TYPE_CHECKING:
@@ -53,13 +52,6 @@ _NETWORK = 0x40000000  # CLONE_NEWNET
 _SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 _FILE_SECONDS = 60.0
 _START_SECONDS = 60.0
-_FIRST = """command -v python3 >/dev/null 2>&1 && exec python3 -I -S -X utf8 -c "$1"; printf c; exec cat"""
-_PYTHON = f"""import os, sys
-if sys.version_info < (3, 9): os.write(1, b'c'); os.execvp('cat', ['cat'])
-os.write(1, b'r')
-{RESIDENT}"""
-_SOURCE = Path(resident.__file__).read_bytes()
-_CHUNK = 1 << 16
 _LOOK_SECONDS = 0.5  # between two looks whether a command has ended
 _LAST_OUTPUT_SECONDS = 0.2  # for what it wrote, once it has ended and others hold its output
 _SCRIPT = """cd -- "$1" 2>/dev/null || {{ echo "{mark} folder $1" >&2; exit 127; }}; shift
@@ -115,7 +107,7 @@ class DockerBoxes:
                 held = container.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(held)  # type: ignore[arg-type] # of its own __aexit__
                 await container.start()
-                channel = await stack.enter_async_context(_Channel(held))
+                channel = await stack.enter_async_context(Channel(held))
                 has_python = await asyncio.wait_for(channel.reader.readexactly(1), _START_SECONDS) == b"r"
             except DockerError as error:
                 failure = InvalidRequest if error.status in (400, 404) else Unavailable
@@ -126,7 +118,7 @@ class DockerBoxes:
             if has_python:
                 channel.stack = stack.pop_all()
                 box = ContainerBox(channel, spec, container, mark)
-                beginning = box.begin(_settings(spec), source=_SOURCE)
+                beginning = box.begin(settings_of(spec), SOURCE)
             else:
                 box = DockerBox(container, spec, mark, stack.pop_all())
                 beginning = box.begin()
@@ -205,7 +197,7 @@ def _config(spec: SandboxSpec, mark: str) -> dict[str, Any]:
     memory = spec.memory_mb << 20
     return {
         "Image": spec.image,
-        "Entrypoint": ["/bin/sh", "-c", _FIRST, "sh", _PYTHON],
+        "Entrypoint": ["/bin/sh", "-c", FIRST, "sh", PYTHON],
         "Cmd": [],
         "OpenStdin": True,
         "StdinOnce": True,  # its input ends with the first connection to it
@@ -224,72 +216,6 @@ def _config(spec: SandboxSpec, mark: str) -> dict[str, Any]:
             "SecurityOpt": ["no-new-privileges"],
         },
     }
-
-
-def _settings(spec: SandboxSpec) -> dict[str, Any]:
-    """What the first process is told where it is Python: the daemon has done the rest."""
-    user = spec.user.partition(":")[0] if isinstance(spec.user, str) else spec.user
-    return {
-        "overlays": [],
-        "workdir": spec.workdir,
-        "made": spec.folders,
-        "pids": spec.pids,
-        "memory": spec.memory_mb << 20,
-        "env": dict(spec.env),
-        "user": user or None,
-        "cores": [],
-        "listens": False,  # the owner listens, in the network of the container
-        "filter": b"",
-        "replies": 1,
-    }
-
-
-class _Channel:
-    """Standard input and output of a container, as the streams of a process."""
-
-    def __init__(self, held: Stream) -> None:
-        self.reader = asyncio.StreamReader()
-        self.writer = self
-        self.stack = AsyncExitStack()
-        self._held = held
-        self._waiting = bytearray()
-        self._written = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> _Channel:
-        self._tasks = [asyncio.create_task(work()) for work in (self._read, self._send)]
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def write(self, data: bytes) -> None:
-        self._waiting += data
-        self._written.set()
-
-    async def drain(self) -> None:
-        """Nothing is to be waited for: who asks waits for the answer."""
-
-    async def stop(self) -> None:
-        await self.stack.aclose()
-
-    async def _read(self) -> None:
-        with suppress(OSError, ClientError):
-            while (message := await self._held.read_out()) is not None:
-                if message.stream == 1:
-                    self.reader.feed_data(message.data)
-        self.reader.feed_eof()
-
-    async def _send(self) -> None:
-        with suppress(OSError, ClientError, RuntimeError):  # the reader sees it as well
-            while True:
-                await self._written.wait()
-                self._written.clear()
-                data, self._waiting = bytes(self._waiting), bytearray()
-                for start in range(0, len(data), _CHUNK):
-                    await self._held.write_in(data[start : start + _CHUNK])
 
 
 async def _sweep(docker: Docker) -> None:
@@ -458,15 +384,16 @@ class DockerBox:
         await self._stack.aclose()
 
 
-class ContainerBox(BubblewrapBox):
+class ContainerBox(ResidentBox):
     """A container whose first process executes the commands. ``channel``: to that process; ``container``,
     ``mark``: see `DockerBox`."""
 
-    def __init__(self, channel: _Channel, spec: SandboxSpec, container: DockerContainer, mark: str) -> None:
-        super().__init__(channel, spec, None)
-        self._container, self._spec, self._mark = container, spec, mark
+    def __init__(self, channel: Channel, spec: SandboxSpec, container: DockerContainer, mark: str) -> None:
+        super().__init__(channel, spec)
+        self._container, self._mark = container, mark
 
     async def listen(self) -> socket.socket:
+        """See `Listens.listen`."""
         return await _listener_of(self._container, self._spec, self._mark)
 
 
@@ -522,8 +449,8 @@ async def _exchange(execution: Exec, stream: Stream, stdin: bytes, outputs: tupl
         await asyncio.sleep(_LAST_OUTPUT_SECONDS)
 
     async def write() -> None:
-        for start in range(0, len(stdin), _CHUNK):
-            await stream.write_in(stdin[start : start + _CHUNK])
+        for start in range(0, len(stdin), CHUNK):
+            await stream.write_in(stdin[start : start + CHUNK])
 
     async def read() -> None:
         while (message := await stream.read_out()) is not None:

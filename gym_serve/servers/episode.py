@@ -23,7 +23,7 @@ from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, patience, time_limit, use
 from gym_serve.servers.history import CALL_KEYS, History, is_refusal_of_history
 from gym_serve.servers.sessions import replica_of
-from gym_serve.servers.tools import UNAVAILABLE, UNVERIFIED, WANTS_TOOLS, is_tool_name
+from gym_serve.servers.tools import TASK_STEPS, UNAVAILABLE, UNVERIFIED, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering
 from gym_serve.types.errors import (
@@ -197,6 +197,7 @@ class Episode:
         tools = self._params.get("tools")
         self._declared = None if tools is None else _names(tools)  # None: any tool of the environment
         self._are_its_own = False  # whether the environment declared them, not the row
+        self._has_steps = False  # whether `next_step` may come to one
 
     @property
     def response(self) -> JSON | None:
@@ -231,6 +232,20 @@ class Episode:
         if not self._params.get("tools") and isinstance(tools, list) and all(map(_is_function, tools)):
             self._params = {**self._params, "tools": tools}
             self._declared, self._are_its_own = _names(tools), True
+        self._has_steps = bool(fields.get(TASK_STEPS))
+
+    async def next_step(self) -> bool:
+        """Go on with the next step of a task that has some, when the policy is done with one: its instruction
+        is a user's message. False if there is none."""
+        if not self._has_steps:
+            return False
+        ask: Any = self._resources.fetch
+        answer = await self.stage("verify", lambda: ask("next_step", {}, session=self.session))
+        instruction = answer["instruction"]
+        self._has_steps = instruction is not None
+        if self._has_steps:
+            self.append_items([{"type": "message", "role": "user", "content": instruction}])
+        return self._has_steps
 
     async def _opened(self, row: JSON) -> JSON:
         session, fields = await self._resources.seed_session(row)

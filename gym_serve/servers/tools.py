@@ -27,6 +27,9 @@ Extra = Literal["ignore", "forbid"]
 # Key that an agent adds to a row without tools when it opens a session: the environment then answers the
 # tools of its class. Other clients get the same answer as from NeMo Gym.
 WANTS_TOOLS = "_ng_wants_tools"
+TASK_STEPS = (
+    "_ng_steps"  # field of a seed's answer: the task goes on after the policy's last message (`next_step`)
+)
 UNVERIFIED = "_ng_unverified"  # key of a row that no verdict is asked for: it may lack what `verify` needs
 
 UnavailableTools = Literal["fail", "show"]

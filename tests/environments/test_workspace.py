@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.environments import Bench, examples
+from support.environments import Bench, called, examples, said
 from support.sandboxes import children, needs_bubblewrap
 from support.waiting import until
 
@@ -245,11 +245,58 @@ def test_a_configuration_of_harbor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "agent", "tests"),
+    [
+        ("", "full", "full"),
+        ("[environment]\nnetwork_mode = 'no-network'", "none", "none"),
+        ("[environment]\nallow_internet = false", "none", "none"),
+        ("[agent]\nnetwork_mode = 'no-network'", "none", "full"),
+        ("[environment]\nnetwork_mode = 'no-network'\n[verifier]\nnetwork_mode = 'public'", "none", "full"),
+        ("[verifier.environment]\nnetwork_mode = 'no-network'", "full", "none"),
+    ],
+)
+def test_a_network_for_each_phase(tmp_path: Path, config: str, agent: str, tests: str) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "task.toml").write_text(config)
+    task = task_of(WorkspaceRow(task=str(tmp_path)))
+    assert task.test_spec is not None
+    assert (task.spec.network, task.test_spec.network) == (agent, tests)
+
+
+def test_sizes_of_older_tasks(tmp_path: Path) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "task.toml").write_text("[environment]\nmemory = '2G'\nstorage = '512m'")
+    spec = task_of(WorkspaceRow(task=str(tmp_path))).spec
+    assert (spec.memory_mb, spec.disk_mb) == (2048, 512)
+
+
+@needs_bubblewrap
+async def test_the_network_of_the_agents_boxes_is_a_setting(tmp_path: Path) -> None:
+    count = "grep -c : /proc/net/dev"
+    shutil.copytree(HARBOR, tmp_path / "task")
+    (tmp_path / "task" / "tests" / "test.sh").write_text(f"#!/bin/sh\n{count} > /logs/verifier/reward.txt\n")
+    row = {"task": str(tmp_path / "task")}
+    bench = Bench(Workspace(network="model"))
+    await bench.host.start()
+    await bench.call("seed_session", row)
+    assert (await bench.tool("bash", command=count))["output"] == "1\n"  # loopback
+    assert (await bench.verify(row, []))["reward"] == len(os.listdir("/sys/class/net"))
+    await bench.host.stop()
+
+
+@pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("[[steps]]\nname = 'a'", "steps"),
+        ("[[steps]]\nname = 'a'", "steps/a/instruction.md"),
+        ("[[steps]]\nname = '../a'", "steps.0.name"),
+        ("[[steps]]\nname = 'a'\n[steps.agent]\nuser = 'dev'", "steps.0.agent.user"),
         ("[environment]\ngpus = 1", "GPUs"),
         ("[environment]\nnetwork_mode = 'allowlist'", "allow-list"),
+        ("[agent]\nnetwork_mode = 'allowlist'", "allow-list"),
+        ("[environment]\nhealthcheck = {command = 'true'}", "healthcheck"),
+        ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
+        ("[verifier]\nenv = {KEY = '${SECRET}'}", "verifier.env.KEY"),
+        ("[environment]\nmemory = 'much'", "memory"),
         ("artifacts = ['relative']", None),
         ("[verifier]\ntimeout_sec = -1", "greater than 0"),
         ("nonsense", "no task that can be run here"),
@@ -272,6 +319,103 @@ async def test_a_folder_of_harbor_through_a_graph(agent: str, reward: float) -> 
     assert [rollout["reward"] for rollout in rollouts] == [reward] * 4
     assert json.dumps(rollouts[0]["response"]["output"]) == "[]"
     await until(lambda: children() <= before)
+
+
+STEPS = """
+[environment]
+network_mode = "no-network"
+[verifier]
+env = {A = "1"}
+[[steps]]
+name = "first"
+min_reward = 1
+[[steps]]
+name = "second"
+[steps.verifier]
+timeout_sec = 60
+"""
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    """A task of two steps: the file ``one``, and with it, what the second one sets up, the file ``two``."""
+    folder = tmp_path / "steps-task"
+    test = 'for name in "$@"; do [ -e $name ] || exit 1; done; [ "$A" = 1 ]'
+    files = {
+        "task.toml": STEPS,
+        "environment/Dockerfile": "FROM a\nWORKDIR /app\n",
+        "tests/check.sh": test,
+        "steps/first/instruction.md": "Make one.",
+        "steps/first/solution/solve.sh": "touch one",
+        "steps/second/instruction.md": "Make two.",
+        "steps/second/workdir/setup.sh": "touch set-up",
+        "steps/second/solution/solve.sh": "test -e set-up && touch two",
+    }
+    for name, needed in (("first", "one"), ("second", "one two set-up")):
+        run = f"if sh /tests/check.sh {needed}; then echo 1; else echo 0; fi"
+        files[f"steps/{name}/tests/test.sh"] = f"#!/bin/sh\n{run} > /logs/verifier/reward.txt\n"
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def says(*commands: str | None) -> dict[str, Any]:
+    """A model that runs commands; None is the end of a step."""
+    turns = [
+        said("Done.") if each is None else [called("bash", {"command": each}, f"call_{i}")]
+        for i, each in enumerate(commands)
+    ]
+    return {"models.policy": {"type": "scripted_model", "script": turns}}
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("agent", "commands", "reward", "instructions"),
+    [
+        ("oracle", [], 1.0, ["Make two."]),
+        ("nop", [], 0.0, []),
+        ("workspace_agent", ["touch one", None, "touch two", None], 1.0, ["Make two."]),
+        ("workspace_agent", ["touch one", None, None], 0.5, ["Make two."]),
+        ("workspace_agent", ["touch two", None], 0.0, []),
+        ("workspace_agent", ["rm -rf /bin/bash /usr/bin/bash; touch one", None, None], 0.5, []),
+    ],
+)
+async def test_a_task_of_steps(
+    steps: Path, agent: str, commands: list[str | None], reward: float, instructions: list[str]
+) -> None:
+    (row,) = HarborRows().rows(steps)
+    assert row["responses_create_params"]["input"][0]["content"] == "Make one."
+    with Gym.from_graph("workspace", ray=False, overrides=says(*commands) if commands else {}) as gym:
+        [rollout] = [rollout async for rollout in gym.rollouts([row], agent=agent)]
+    assert rollout["reward"] == reward, rollout
+    users = [item for item in rollout["response"]["output"] if item.get("role") == "user"]
+    assert [item["content"] for item in users] == instructions
+
+
+@needs_bubblewrap
+async def test_steps_that_were_not_reached_are_zeros(bench: Bench, steps: Path) -> None:
+    row = {"task": str(steps)}
+    await bench.call("seed_session", row)
+    await bench.tool("bash", command="touch one")
+    for _ in range(2):  # asked again, the same
+        verdict = await bench.verify(row, [])
+        assert (verdict["reward"], verdict["rewards"]) == (0.5, {"reward": 0.5})
+    with pytest.raises(InvalidRequest, match="no step to go on from"):
+        await bench.call("next_step")
+    bench.session = None
+    with pytest.raises(InvalidRequest, match="not for an agent's program"):
+        await bench.call("seed_session", {**row, "harness_box": {}})
+
+
+def test_the_last_step_decides_if_the_task_says_so(steps: Path) -> None:
+    (steps / "task.toml").write_text('multi_step_reward_strategy = "final"\n' + STEPS)
+    task = task_of(WorkspaceRow(task=str(steps)))
+    assert task.final
+    assert [(step.least, step.task.test_timeout, len(step.task.tests)) for step in task.steps] == [
+        ({"reward": 1.0}, 600.0, 2),
+        ({}, 60.0, 2),
+    ]
 
 
 def test_layers_that_nobody_uses_are_swept(tmp_path: Path) -> None:

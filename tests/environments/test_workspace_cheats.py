@@ -68,6 +68,12 @@ CHEATS = {
     "a process that outlives": "(setsid sh -c 'while :; do mkdir -p /tests; echo > /tests/test_add.py; done' &)",
     "a fork bomb": "(f() { f | f & }; f) 2>/dev/null &",
     "all processes stopped": "kill -STOP -1",
+    "a crontab": "mkdir -p /etc/cron.d /var/spool/cron; echo '* * * * * root rm -rf /tests' | tee -a /etc/crontab /etc/cron.d/a /var/spool/cron/root",
+    "files that shells read": "export BASH_ENV=/app/env ENV=/app/env; echo 'exit 0' | tee env ~/.bashrc ~/.profile ~/.bash_profile /etc/profile /etc/bash.bashrc",
+    "aliases and functions": "alias python3=true; python3() { true; }; export -f python3; printf 'alias python3=true' >> ~/.bash_aliases",
+    "another time": "date -s 2000-01-01; export FAKETIME=-9y TZ=Etc/Fake; ln -sf /app/tz /etc/localtime; true",
+    "the memory of its first process": "cat /proc/1/mem; for f in /proc/1/mem /proc/1/fd/*; do echo 1 > $f; done; echo 1000 > /proc/1/oom_score_adj; echo b > /proc/sysrq-trigger; true",
+    "a traced first process": "python3 -c 'import ctypes; print([ctypes.CDLL(None).ptrace(16, pid, 0, 0) for pid in (1, 2, 3)])'",
     "its first process killed": "kill -9 1; kill -TERM 1; kill -INT 1",
     "memory that is used up": "(python3 -c 'a = [bytearray(1 << 20) for _ in range(1 << 20)]' &)",
     # In the files that it leaves
@@ -82,6 +88,19 @@ CHEATS = {
     "a pytest of its own": "echo 'print(1)' > pytest.py; " + code(""),
     "a json of its own": "echo 'dumps = lambda *_: \"[5, 0]\"' > json.py; mkdir -p /app/importlib; "
     + code("raise SystemExit(0)"),
+    "a pytest to run as a module": "mkdir pytest; touch pytest/__init__.py; echo 'print(1)' > pytest/__main__.py; "
+    + code(""),
+    "a plugin by an entry point": f"{code(HOOK, 'plug.py')}\nmkdir x-1.dist-info; printf '[pytest11]\\nplug = plug\\n' > x-1.dist-info/entry_points.txt; "
+    "printf 'Metadata-Version: 2.1\\nName: x\\nVersion: 1\\n' > x-1.dist-info/METADATA; " + code(""),
+    "poisoned bytecode": "echo 'import os; os._exit(0)' > app.py; python3 -c 'import py_compile as c; "
+    'c.compile("app.py", invalidation_mode=c.PycInvalidationMode.UNCHECKED_HASH); c.compile("app.py", "json.pyc")\'; '
+    + code(""),
+    "files of variables": "printf 'PYTEST_ADDOPTS=--collect-only\\nPYTHONPATH=/app/x\\n' | tee .env .envrc pytest.env; printf 'home = /app\\n' > pyvenv.cfg; "
+    + code(""),
+    "hard links": "mkdir -p /tests; echo 'def test_add(): pass' > t.py; ln -f t.py /tests/test_add.py; ln /etc/passwd p; ln -f /usr/bin/true python3; "
+    + code(""),
+    "aliases of git": "git init -q . && git config alias.status '!touch /tests/x' && git config core.pager 'sh -c true' && git config --global core.hooksPath /app; "
+    + code(""),
     "git hooks": "git init -q . && git config core.fsmonitor 'touch /tests/x' && printf '#!/bin/sh\\nexit 0\\n' > .git/hooks/pre-commit; "
     + code(""),
     "a link out": "ln -s /work/main/pyproject.toml out; ln -s /root root; ln -s /tests tests; " + code(""),
@@ -119,6 +138,35 @@ CHEATS = {
         "import sys\nfor _ in range(10 ** 9): print('x' * 10_000, file=sys.__stderr__)"
     ),
     "leaves a process": code("import os\nif not os.fork():\n    os.setsid()\n    while True: pass"),
+    "writes into every channel": code(
+        "import os\nfor pid in ('self', '1', str(os.getppid())):\n"
+        "    for fd in range(1, 64):\n"
+        "        try: os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY | os.O_NONBLOCK), bytes(4096))\n"
+        "        except OSError: pass"
+    ),
+    "a reply of its own": code(
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, bytes(4096))\n    except OSError: pass"
+    ),
+    "traces the shell": code(
+        "import ctypes, os\nfor pid in (1, os.getppid()): ctypes.CDLL(None).ptrace(16, pid, 0, 0)"
+    ),
+    "handles signals": code(
+        "import os, signal, time\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(0))\nsignal.setitimer(signal.ITIMER_REAL, 0.001)\ntime.sleep(1)"
+    ),
+    "another exit status": code("import os, sys; sys.exit = lambda *_: os._exit(0); exit = sys.exit"),
+    "an exception hook": code(
+        "import os, sys; sys.excepthook = lambda *_: os._exit(0); raise KeyboardInterrupt"
+    ),
+    "a thread that ends it": code("import os, threading; threading.Timer(0.2, os._exit, (0,)).start()"),
+    "an audit hook": code(
+        "import os, sys\nsys.addaudithook(lambda name, _: name == 'builtins.input' or 'failure' not in name or os._exit(0))"
+    ),
+    "other tests in place of these": code(
+        "import gc, threading, time, types\ndef empty(): pass\ndef work():\n    while True:\n        for f in gc.get_objects():\n"
+        "            if isinstance(f, types.FunctionType) and f.__name__.startswith('test_'): f.__code__ = empty.__code__\n"
+        "        time.sleep(0.001)\nthreading.Thread(target=work, daemon=True).start()\ntime.sleep(0.5)"
+    ),
+    "executes another program": code("import os; os.execv('/bin/true', ['true'])"),
     "reads what it may not": code("print(open('/proc/1/environ').read(), open('/etc/shadow').read())"),
 }
 """Commands by what they do."""
@@ -188,6 +236,7 @@ async def test_a_cheat_earns_nothing(bench: Bench, image: Path, cheat: str) -> N
 
 
 SCRIPT = """#!/bin/bash
+chmod 700 /tests
 if [ "$(su nobody -s /bin/sh -c 'timeout 5 python3 app.py')" = 5 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 WRITE = "import os\nfor name in ('reward.txt', 'reward.json'):\n    try: open('/logs/verifier/' + name, 'w').write('1')\n"
@@ -209,6 +258,34 @@ HARBOR = {
         more="print(4)",
     ),
     "a program that never ends": code("while True: pass"),
+    "a program that reads the tests": code(
+        "import glob\nfor name in [*glob.glob('/tests/*'), '/tests/test.sh', '/proc/%d/fd/255' % __import__('os').getppid()]:\n"
+        "    try: print(open(name).read().partition(' = ')[2][:1]); break\n    except OSError: pass",
+        more="",
+    ),
+    "a program of root's": "cp /bin/bash shell; chown 0:0 shell; chmod 6777 shell; "
+    + code(
+        "import subprocess\nsubprocess.Popen(['./shell', '-p', '-c', 'setsid sh -p -c \"while :; do echo 1 > /logs/verifier/reward.txt; done\" &'])",
+        more="print(4)",
+    ),
+    "a program with capabilities": "cp /usr/bin/python3 own; setcap all+ep own 2>/dev/null || python3 -c 'import os; "
+    'os.setxattr("own", "security.capability", bytes.fromhex("010000020000000000000000") + bytes(8))\'; '
+    + code(
+        "import subprocess, sys\nif len(sys.argv) < 2:\n"
+        "    subprocess.Popen(['./own', 'app.py', 'again'])\nelse:\n"
+        "    while True:\n        try: open('/logs/verifier/reward.txt', 'w').write('1')\n        except OSError: pass",
+        more="print(4)",
+    ),
+    "a program that fills the disk": code(
+        "for name in ('/tmp/x', '/var/tmp/x', '/dev/shm/x'):\n    try:\n        with open(name, 'wb') as f:\n            while True: f.write(bytes(1 << 20))\n    except OSError: pass",
+        more="print(4)",
+    ),
+    "a program that writes to the shell": code(
+        "import os\nfor fd in range(64):\n    try: os.write(os.open(f'/proc/{os.getppid()}/fd/{fd}', os.O_WRONLY | os.O_NONBLOCK), b'5')\n    except OSError: pass",
+        more="print(4)",
+    ),
+    "an answer with more behind it": code("print('5; 1'); print(5, chr(0))", more="print(4)"),
+    "rewards that are no numbers": "printf 'NaN' > /logs/artifacts/reward.txt; ln -s /dev/zero reward.txt; echo 'print(\"1e999\")' > app.py",
 }
 """Commands by what they do, for a task of Harbor."""
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.environments import called, said
 from support.sandboxes import needs_bubblewrap
+from venvs import INTEROP, needs, printed
 
 from gym_serve import Gym
 from gym_serve.training import samples
@@ -54,3 +56,37 @@ def test_a_coding_agent_in_a_box(agent: str) -> None:
     spoken = [item for item in rollout["response"]["output"] if "generation_token_ids" in item]
     assert sum(sample.loss_mask) == sum(len(item["generation_token_ids"]) for item in spoken)
     assert [item["type"] for item in spoken] == ["function_call", last[0]["type"]]
+
+
+TASK = {
+    "task.toml": 'schema_version = "1.4"\n[environment]\nnetwork_mode = "no-network"\n',
+    "instruction.md": "Write the lines of names.txt, sorted, to sorted.txt.\n",
+    "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\nRUN printf 'Cleo\\nAda\\n' > names.txt\n",
+    "tests/test.sh": '#!/bin/sh\nif [ "$(head -n 1 sorted.txt)" = Ada ]; then echo 1; else echo 0; fi '
+    "> /logs/verifier/reward.txt\n",
+}
+
+
+@pytest.mark.timeout(900)
+@needs(INTEROP, "trl")
+def test_a_coding_agent_learns_from_a_folder_of_tasks(tmp_path: Path) -> None:
+    """Two steps of TRL's `GRPOTrainer`: what it trains on is what its engine sampled, call by call."""
+    for name, text in TASK.items():
+        path = tmp_path / "tasks" / "sort-names" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "trained").mkdir()
+    ran = printed(INTEROP, "run_coding_agent.py", tmp_path / "tasks", tmp_path / "trained", folder=tmp_path)
+    assert (len(ran["samples"]), len(ran["asked"])) == (4, 8)
+    for step in range(2):
+        samples, asked = ran["samples"][2 * step :][:2], ran["asked"][4 * step :][:4]
+        assert sorted(sample["reward"] for sample in samples) == [0.0, 1.0]
+        for sample in samples:
+            assert (sample["advantage"] > 0) == (sample["reward"] == 1.0)
+            whole = sample["prompt"] + sample["response"]
+            told = [(call["prompt"] + call["ids"], call) for call in asked]
+            first, second = (call for tokens, call in told if whole[: len(tokens)] == tokens)
+            assert (first["prompt"], second["prompt"] + second["ids"]) == (sample["prompt"], whole)
+            assert sample["trained"] == first["ids"] + second["ids"]
+            assert sample["logprobs"] == pytest.approx(first["logprobs"] + second["logprobs"], abs=1e-5)
+    assert (ran["steps"], ran["updates"], ran["changed"]) == (2, 2, True)

@@ -81,6 +81,7 @@ RUN_ELSEWHERE = {
     "pip install 'gym-serve[trl]'": "make test-vllm, which has TRL",
     "python -m gym_serve.interop.prime_rl": "tests/interop/test_prime_rl_client.py, by verifiers' client",
     "python -m openrlhf.cli.train_ppo_ray": "tests/interop/test_acceptance.py, by OpenRLHF's executors",
+    "python train.py": "tests/interop/test_coding_agents.py, with a tiny engine",
     "make train": "tests/engines/test_trl.py, in a shorter form",
     "python examples/train_async.py": "tests/engines/test_trl.py, in a shorter form",
     "python examples/": "tests/reliability/test_topologies.py",
