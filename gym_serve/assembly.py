@@ -316,7 +316,7 @@ class LocalGraph:
     def _gateway(self) -> JSON:
         """Settings of an agent whose harness calls this graph over HTTP: an address that answers here."""
         if self._ingress is None:
-            # Imported here: few graphs need it, and replicas, which never do, would start later by a tenth.
+            # Imported here: few graphs need it, and replicas, which never do, would start later.
             from gym_serve.gateway.local import LocalIngress
 
             self._ingress = LocalIngress()

@@ -45,23 +45,24 @@ def pytest_unconfigure() -> None:
 
 
 THOROUGH = (
-    *("cli/test_init", "http/test_openapi", "rollouts/test_crashes", "rollouts/test_memory"),
-    *(f"environments/test_{name}" for name in ("code_gen", "every_verifier", "instruction_following")),
+    *("cli/test_catalog", "cli/test_every_command", "cli/test_init", "client/test_batcher.py"),
+    *("deployments/test_harness_agent", "deployments/test_sick_answers"),
     *(
         f"environments/test_{name}"
-        for name in ("math_with", "mcp_", "reasoning_gym", "same_rewards", "text_to_sql")
+        for name in (
+            *("code_gen", "every_", "google_search", "harness_in_a_box", "instruction_following"),
+            *("math_with", "mcp_", "mcqa_grading", "nothing_evaluates", "reasoning_gym", "same_rewards"),
+            *("structured_outputs", "text_to_sql", "workplace_assistant", "workspace"),
+        )
     ),
-    *(
-        "grading/",
-        "sandbox/",
-        "servers/test_sessions_many",
-        "testing/test_conformance",
-        "types/test_client_",
-        "types/test_official",
-        "workers/",
-    ),
+    *("grading/", "http/test_openapi", "http/test_tls_ingress", "interop/test_nemo_gym.py"),
+    *("rollouts/test_crashes", "rollouts/test_dead_endpoint", "rollouts/test_memory"),
+    *("sandbox/", "servers/test_process", "servers/test_sessions_many", "testing/test_conformance"),
+    *("types/test_client_", "types/test_hostile_requests", "types/test_messages", "types/test_official"),
+    *("types/test_round_trip", "view/test_hostile", "view/test_mutations", "view/test_server", "workers/"),
 )
-"""Tests that need no Ray and take long: sandboxes, pools of workers, generated requests, official clients."""
+"""Tests that need no Ray and take long: sandboxes, pools of workers, generated values, official clients. The
+others take two minutes together (`make check`)."""
 
 PARTLY_THOROUGH = ("docs/test_docs",)
 """Modules that mark some of their tests ``thorough`` themselves: pages whose blocks start no Ray."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import pty
 import signal
@@ -115,10 +116,11 @@ class Gateway:
     Attributes:
         url: of the graph.
         state: ``runs``, ``hangs`` (no answer) or ``is gone`` (404, as of Serve's proxy).
+        left: how many answers until it is gone.
     """
 
     def __init__(self) -> None:
-        self.state = "runs"
+        self.state, self.left = "runs", math.inf
         self.go_on = threading.Event()
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self.http.server_port}/math"
@@ -131,7 +133,8 @@ class Gateway:
                 asked[0] += 1
                 if gateway.state == "hangs":
                     gateway.go_on.wait()
-                is_gone = gateway.state == "is gone"
+                gateway.left -= 1
+                is_gone = gateway.state == "is gone" or gateway.left < 0
                 body = json.dumps(GRAPH if self.path == "/math/graph" else stats(10 * asked[0])).encode()
                 body = b"Path '/math' not found" if is_gone else body
                 self.send_response(404 if is_gone else 200)
@@ -168,7 +171,7 @@ def test_without_a_terminal_the_page_is_printed_once(gateway: Gateway) -> None:
 
 def test_it_ends_with_its_graph(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Console, "is_terminal", True)
-    threading.Timer(1.0, setattr, (gateway, "state", "is gone")).start()
+    gateway.left = 5
     result = CliRunner().invoke(main, ["top", "--url", gateway.url, "--interval", "0.2"])
     assert result.exit_code == 1
     assert "is gone" in result.stderr

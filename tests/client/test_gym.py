@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -205,42 +203,3 @@ def test_a_graph_with_problems_starts_nothing(gym: Gym) -> None:
         )
     assert len(raised.value.problems) == 2
     assert "bad" not in serve.status().applications
-
-
-TRAINER = """
-import sys
-from gym_serve import Gym
-import ray
-address = sys.argv[1]
-assert not ray.is_initialized()
-async def main():
-    with Gym.from_graph({graph!r}, address=address, name="trainer") as gym:
-        return [r["reward"] async for r in gym.rollouts([{row!r}] * 4)]
-import asyncio
-rewards = asyncio.run(main())
-assert len(rewards) == 4, rewards
-assert not ray.is_initialized()
-print("fine")
-"""
-
-
-def script(address: str, tmp_path: Path) -> str:
-    path = tmp_path / "trainer.py"
-    path.write_text(TRAINER.format(graph=GRAPH, row=QUESTION))
-    done = subprocess.run(
-        [sys.executable, path, address],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_a_driver_attaches_by_address_and_leaves_the_cluster_alone(gym: Gym, tmp_path: Path) -> None:
-    assert "fine" in script(ray.get_runtime_context().gcs_address, tmp_path)
-    assert set(serve.status().applications) >= {"first"}
-    assert "trainer" not in serve.status().applications
-    assert "reward" in gym.run([QUESTION])[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray import serve
 from support.processes import run_module
 
 ROOT = Path(__file__).parents[2]
@@ -30,11 +31,16 @@ def run_example(name: str, *arguments: str, **variables: str) -> str:
 
 @pytest.mark.timeout(400)
 def test_on_the_trainers_cluster(cluster: str) -> None:
-    """Driver, asynchronous and synchronous actor and task; the trainer's actor and the models share a GPU."""
+    """Driver, asynchronous and synchronous actor and task; the trainer's actor and the models share a GPU.
+
+    It attaches by the cluster's address, takes its own graph down, and leaves all else alone.
+    """
+    before = serve.status().applications.keys()
     printed = run_example("on_the_trainers_cluster", ray.get_runtime_context().gcs_address)
     assert printed.count("step ") == 2
     assert printed.count("evaluation: ") == 1
     assert "3 rollouts in a task\nin use: 1 gpu_share\n" in printed
+    assert serve.status().applications.keys() == before
 
 
 @pytest.mark.ray
