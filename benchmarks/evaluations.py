@@ -111,7 +111,7 @@ def inspect(venv: Path) -> Peer:
         (folder / "task.py").write_text(_INSPECT)
         command = [f"{venv}/bin/inspect", "eval", "task.py", "--model", "openai-api/loopback/loopback"]
         command += ["--max-connections", str(concurrency), "--max-samples", str(concurrency)]
-        command += ["--log-dir", f"{folder}/out", "--log-format", "json", "--display", "none"]
+        command += ["--log-dir", f"{folder}/out", "--log-format", "json", "--display", "plain"]
         environment = {"LOOPBACK_BASE_URL": f"{model.url}/v1", "LOOPBACK_API_KEY": "none"}
 
         def rewards() -> list[float]:
@@ -160,9 +160,7 @@ async def ask_all(url: str, waiting: Iterator[dict[str, Any]], file: BinaryIO, c
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--inspect", type=Path, help="virtual environment with inspect-ai and openai")
-    parser.add_argument(
-        "--samples", type=int, default=10_000, help="of a round; Inspect does a tenth of them"
-    )
+    parser.add_argument("--samples", type=int, default=10_000, help="of a round; Inspect does a tenth")
     parser.add_argument("--concurrency", type=int, default=256, help="samples in flight")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; figures are medians")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "evaluations.json")
@@ -176,7 +174,9 @@ def main() -> None:
         return
     works = [(peer, arguments.samples) for peer in (gym_serve(), lm_eval(), loop())]
     if arguments.inspect:
-        works.append((inspect(arguments.inspect.resolve()), arguments.samples // 10))
+        # A burst of requests, whose samples are scored after the last answer, would be no rate.
+        count = max(arguments.samples // 10, 4 * arguments.concurrency)
+        works.append((inspect(arguments.inspect.resolve()), count))
     rounds: dict[str, list[dict[str, float]]] = {peer.name: [] for peer, _ in works}
     with run_model_server(BEHAVIOUR) as model:
         for number in range(arguments.rounds):

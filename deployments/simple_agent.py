@@ -47,6 +47,7 @@ class SimpleAgent(AgentServer):
                 empty_turns += 1
                 if empty_turns > self.config.max_empty_turns:
                     return
+        episode.stop("max_steps")
 
     def _episode(self, row: JSON) -> Episode:
         episode = super()._episode(row)

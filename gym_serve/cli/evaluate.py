@@ -87,6 +87,13 @@ def evaluate(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Another key of responses_create_params.")
     ] = None,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Model calls of one rollout at most.")] = None,
+    sample_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one rollout at most; it is scored as it stands.")
+    ] = None,
+    sample_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds of one rollout at most, before its verification."),
+    ] = None,
     concurrency: ConcurrencyOption = 128,
     timeout: Annotated[float | None, typer.Option(help="Time limit of one attempt, in seconds.")] = None,
     max_cost: Annotated[
@@ -94,6 +101,9 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Stop once model calls have used this many tokens.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Start no rollout after this time; --resume goes on.")
     ] = None,
     max_failures: MaxFailuresOption = 5,
     by: Annotated[
@@ -158,6 +168,8 @@ def evaluate(
         repeats=repeats,
         seed=seed,
         max_turns=max_turns,
+        sample_tokens=sample_tokens,
+        sample_seconds=sample_seconds,
     )
     earlier = None if repeat_of is None else _stored(repeat_of)
     if earlier is not None:
@@ -182,7 +194,7 @@ def evaluate(
         "timeout": timeout,
         "max_failures": max_failures,
         "skip_invalid": skip_invalid,
-        "budget": Budget(max_cost, max_tokens),
+        "budget": Budget(max_cost, max_tokens, max_seconds),
         "resume": resume,
         "retry_failed": retry_failed,
     }
@@ -222,6 +234,8 @@ def _results(
     from gym_serve.evaluation.report import write_html
     from gym_serve.evaluation.results import results_of
 
+    if report.exhausted:
+        record["notes"].append(f"stopped before its end: {report.exhausted}")
     answers = {one.name: field for one in plan.benchmarks if (field := one.server.metrics.answer)}
     results = results_of(
         folder / _ROLLOUTS,

@@ -103,6 +103,8 @@ class Benchmark(BaseModel):
     description: str
     license: str
     """Licence of the rows."""
+    contamination: str | None = None
+    """What is known of rows that models may have been trained on."""
     rows_from: Source = Field(alias="rows")
     environment: dict[str, Any]
     """``type`` and settings of a resources server."""

@@ -36,6 +36,8 @@ class Request:
         map: of files of rows: fields as expressions of columns.
         params: sampling parameters of all rows, over those of the benchmarks.
         repeats: rollouts of each row; None for those of each benchmark.
+        max_turns, sample_tokens, sample_seconds: limits of each rollout, over those of the benchmarks; one
+            that ends at a limit is scored as it stands.
     """
 
     benchmarks: list[str]
@@ -52,6 +54,8 @@ class Request:
     repeats: int | None = None
     seed: int | None = None
     max_turns: int | None = None
+    sample_tokens: int | None = None
+    sample_seconds: float | None = None
 
     def plan(self) -> Plan:
         """The plan. Raises GymError: a name or a file cannot be used."""
@@ -123,7 +127,13 @@ class Plan:
     @property
     def _limits(self) -> JSON:
         """Settings of all agents, over those of the benchmarks."""
-        return {} if self.request.max_turns is None else {"max_steps": self.request.max_turns}
+        request = self.request
+        limits = {
+            "max_steps": request.max_turns,
+            "max_episode_tokens": request.sample_tokens,
+            "episode_timeout": request.sample_seconds,
+        }
+        return {setting: limit for setting, limit in limits.items() if limit is not None}
 
     def rollouts_per_row(self) -> dict[str, int]:
         """By agent."""
@@ -175,7 +185,7 @@ class Plan:
                     "rows": request.files.get(benchmark.name) or benchmark.rows_from.label,
                     "environment": benchmark.environment,
                     "metric": benchmark.metric,
-                    **benchmark.model_dump(include={"prompt", "published"}),
+                    **benchmark.model_dump(include={"prompt", "published", "contamination"}),
                 }
                 for benchmark in self.benchmarks
             ],

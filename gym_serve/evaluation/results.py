@@ -140,6 +140,7 @@ class _Tally:
         self.worst: list[tuple[float, JSON]] = []
         self.counts: Counter[str] = Counter()
         self.letters: Counter[str] = Counter()
+        self.limits: Counter[str] = Counter()
 
     def add(self, rollout: JSON, by: Sequence[str], answer: str | None) -> None:
         row, reward = str(rollout.get(ROW_ID)), float(rollout["reward"])
@@ -162,6 +163,8 @@ class _Tally:
             input_tokens=usage.get("input_tokens") or 0,
             output_tokens=tokens,
         )
+        if isinstance(limit := rollout.get("stopped_by"), str):
+            self.limits[limit] += 1
         if answer is not None:
             value = rollout.get(answer)
             self.answers[row].append(value)
@@ -220,6 +223,8 @@ class _Tally:
         ):
             if counts[name]:
                 yield f"{counts[name]:,} of {total:,} {what}"
+        for limit, count in sorted(self.limits.items()):
+            yield f"{count:,} of {total:,} rollouts end at the limit {limit}, and are scored as they stand"
         if counts["tools"] and counts["no_call"] == counts["tools"]:
             yield f"no answer calls a tool, though {counts['tools']:,} have tools"
         if self.letters and total >= 10 and (commonest := self.letters.most_common(1)[0])[1] == total:

@@ -292,6 +292,8 @@ async def _run(
         runner.drain()
     elif stop is not None:
         runner.run_in_background(stop.wait(), lambda _: runner.drain())
+    if (seconds := spending.seconds_left) is not None:
+        runner.run_in_background(asyncio.sleep(seconds), lambda _: runner.drain())
     synced, waiting = time.monotonic(), None
     try:
         progress(tally.progress(tokens=spending.tokens))

@@ -19,7 +19,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -152,16 +152,18 @@ class Budget:
     Attributes:
         max_cost: cost, in the currency of the models' ``prices``.
         max_tokens: tokens of prompts and generations together, those of judges included.
+        max_seconds: seconds since this process began it; rollouts that run by then may end.
     """
 
     max_cost: float | None = None
     max_tokens: int | None = None
+    max_seconds: float | None = None
 
     def check(self, prices: Mapping[str, Prices]) -> None:
         """Raise `InvalidRequest` if a limit is not a positive number, or no model of the graph has prices."""
-        if any(limit is not None and not limit > 0 for limit in (self.max_cost, self.max_tokens)):
-            values = f"{self.max_cost} and {self.max_tokens}"
-            raise InvalidRequest(f"`max_cost` and `max_tokens` must be positive numbers, got {values}")
+        for name, limit in asdict(self).items():
+            if limit is not None and not limit > 0:
+                raise InvalidRequest(f"`{name}` must be a positive number, got {limit}")
         if self.max_cost is not None and not prices:
             problem = "no model of the graph has any; set models.<name>.prices"
             raise InvalidRequest(f"`max_cost` needs prices, and {problem}")
@@ -191,6 +193,7 @@ class Spending:
         self._meter = UsageMeter()
         self.tokens = 0  # of prompts and generations together
         self._cost = 0.0
+        self._began = time.monotonic()
 
     def add(self, record: JSON) -> None:
         """Count an attempt: a rollout, or any record with ``model_usage``."""
@@ -213,7 +216,15 @@ class Spending:
             return f"the run has cost {self._cost:.4f} of at most {budget.max_cost:g}"
         if budget.max_tokens is not None and self.tokens >= budget.max_tokens:
             return f"the run has used {self.tokens:,} of at most {budget.max_tokens:,} tokens"
+        if (left := self.seconds_left) is not None and left <= 0:
+            return f"the run has lasted {budget.max_seconds:g} seconds, which is the most it may"
         return None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until ``max_seconds`` are over; None without that limit."""
+        most = self._budget.max_seconds
+        return None if most is None else self._began + most - time.monotonic()
 
     def spent(self) -> Spent:
         costs = {

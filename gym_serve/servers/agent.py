@@ -96,6 +96,9 @@ class AgentServer(Server):
         """Whether each rollout has the timeline of its calls (``_ng_timeline``): about 60 bytes a call."""
         max_episode_bytes: int = Field(Limits().max_episode_bytes, ge=1024)
         """Maximum length of an episode, tool outputs included. A longer episode ends and is verified."""
+        max_episode_tokens: int | None = Field(None, ge=1)
+        """Tokens of an episode, the prompts and the generations of its model calls together; null sets no
+        limit. No call begins beyond it: the episode ends and is verified."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -74,6 +74,7 @@ class Limits(NamedTuple):
     max_argument_bytes: int = 2**20
     max_answer_bytes: int = 4 * 2**20
     max_episode_bytes: int = 32 * 2**20
+    max_episode_tokens: int | None = None
 
 
 def written_bytes(value: Any, depth: int = 0) -> int:
@@ -261,6 +262,9 @@ class Episode:
         if self._over or self._bytes >= self._limits.max_episode_bytes:
             self.fields.setdefault("stopped_by", "max_episode_bytes")
             raise EpisodeOver
+        if (most := self._limits.max_episode_tokens) is not None and self._tokens() >= most:
+            self.stop("max_episode_tokens")
+            raise EpisodeOver
         body = {**self._params, "input": self._history.items}
         try:
             response = await self.stage("model", lambda: self._answer(body))
@@ -286,6 +290,10 @@ class Episode:
         self.items += turn
         self._history.add_turn(turn, self._declared or ())
         return turn
+
+    def _tokens(self) -> int:
+        usage = usage_sum(self._usages) or {}
+        return int(usage.get("input_tokens") or 0) + int(usage.get("output_tokens") or 0)
 
     async def _answer(self, body: JSON) -> JSON:
         # An agent behind a URL, in the place of a model, has no stream.

@@ -20,6 +20,7 @@ from pydantic_core import from_json
 
 _ZEROS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _LONG = b"0" * 19  # digits; any integer of fewer fits into 64 bits
+_LONG_NUMBER = re.compile(rb"(?:^|[\s:,\[])-?[0-9]{19}")  # not those of an id, nor behind a point
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -30,7 +31,8 @@ def exact_json(text: str | bytes) -> Any:
     what is no JSON, or has a number that Python has not, such as 1e999 or one of 4,301 digits.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    return _read(data) if _LONG in data.translate(_ZEROS) else orjson.loads(data)
+    is_long = _LONG in data.translate(_ZEROS) and _LONG_NUMBER.search(data)
+    return _read(data) if is_long else orjson.loads(data)
 
 
 def lenient_json(data: bytes) -> Any:

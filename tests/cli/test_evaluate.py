@@ -116,6 +116,21 @@ def test_a_grader_that_cannot_be_used_stops_the_start(folder: Path, text: str, m
     assert f"sums did not start: {message}" in done.output.replace(f"AttributeError: {folder}/", "")
 
 
+def test_limits_of_rollouts_and_of_the_run(folder: Path, endpoint: ChatEndpoint) -> None:
+    limits = ("--max-turns", "3", "--sample-tokens", "500", "--sample-seconds", "60")
+    arguments = (*SUMS, "--model", f"{endpoint.url}#m", *limits, "-o", "out")
+    done = run(*arguments, "--max-seconds", "1e-9")
+    assert done.exit_code == 4
+    assert "the run has lasted 1e-09 seconds" in " ".join(done.output.split())
+    assert endpoint.requests == []
+    assert "stopped before its end" in (folder / "out" / "report.html").read_text()
+    done = run(*arguments, "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    results = orjson.loads(done.stdout)
+    assert results["agent"] == {"max_steps": 3, "max_episode_tokens": 500, "episode_timeout": 60.0}
+    assert results["notes"] == []
+
+
 def test_a_check_needs_no_model() -> None:
     done = run("mmlu", "--check", "--json")
     assert (done.exit_code, orjson.loads(done.stdout)) == (0, {"ok": True, "benchmarks": {"mmlu": []}})

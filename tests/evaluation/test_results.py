@@ -54,6 +54,16 @@ def test_a_score_is_the_mean_over_rows(tmp_path: Path) -> None:
     assert (cell.input_tokens, cell.output_tokens) == (50, 10)
 
 
+def test_rollouts_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
+    stopped = [rollout(n, 0, stopped_by="max_episode_tokens") for n in range(2)]
+    (cell,) = run(tmp_path, [*stopped, rollout(2, 1, stopped_by="max_steps"), rollout(3, 1)]).cells
+    assert cell.scored == 4
+    assert [line for line in cell.health if "limit" in line] == [
+        "2 of 4 rollouts end at the limit max_episode_tokens, and are scored as they stand",
+        "1 of 4 rollouts end at the limit max_steps, and are scored as they stand",
+    ]
+
+
 def test_a_majority_votes(tmp_path: Path) -> None:
     votes = [("7", 0), ("4", 1), ("4", 1)]
     rollouts = [rollout(0, reward, extracted=answer) for answer, reward in votes]
@@ -141,10 +151,15 @@ def test_a_page_escapes_what_models_write(tmp_path: Path) -> None:
             "rows": "made",
             "license": "CC0",
             "published": [],
+            "prompt": {"system": "Add <numbers>.", "user": "{{ sum }}"},
+            "contamination": "Models have read these sums.",
         }
     ]
+    results.record["notes"] = ["stopped before its end"]
     write_html(results, tmp_path / "report.html", tmp_path / "rollouts.jsonl")
     page = (tmp_path / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "&lt;b&gt;no" in page
+    shown = ("Add &lt;numbers&gt;.", "{{ sum }}", "Contamination: Models have", "stopped before its end")
+    assert all(text in page for text in shown)

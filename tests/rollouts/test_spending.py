@@ -1,5 +1,6 @@
 """What runs use and cost: counts by stage and server, and budgets that stop a run and let it go on."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,28 @@ async def test_a_budget_stops_a_run_and_a_higher_one_goes_on(tmp_path: Path, bud
     assert len(list(read_records(tmp_path / "out.jsonl"))) == 5
 
 
+async def test_the_time_of_a_run_may_be_over(tmp_path: Path) -> None:
+    report = await collected(tmp_path, 5, Budget(max_seconds=1e-9))
+    assert (report.complete, report.progress.scored) == (False, 0)
+    assert report.exhausted == "the run has lasted 1e-09 seconds, which is the most it may"
+    report = await collected(tmp_path, 5, Budget(max_seconds=600), resume=True)
+    assert report.complete
+
+
+async def test_the_time_ends_a_run_that_waits(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def slow(row: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        await asyncio.sleep(0.3)
+        return {**row, "reward": 1.0, "response": {"output": []}}
+
+    report = await collected(tmp_path, 200, Budget(max_seconds=0.2), run=slow)
+    assert begun.is_set()
+    assert not report.complete
+    assert report.exhausted
+
+
 async def test_the_last_rollout_may_use_up_the_budget(tmp_path: Path) -> None:
     report = await collected(tmp_path, 2, Budget(max_tokens=2 * TOKENS))
     assert report.complete
@@ -122,10 +145,11 @@ async def test_an_agent_that_tells_no_servers_counts_by_its_response(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "budget", [Budget(max_cost=1.0), Budget(max_tokens=0), Budget(max_cost=float("nan"))]
+    "budget",
+    [Budget(max_cost=1.0), Budget(max_tokens=0), Budget(max_cost=float("nan")), Budget(max_seconds=-1.0)],
 )
 async def test_budgets_that_cannot_be_kept(tmp_path: Path, budget: Budget) -> None:
-    with pytest.raises(InvalidRequest, match="max_cost"):
+    with pytest.raises(InvalidRequest, match=r"`max_(cost|tokens|seconds)`"):
         await collected(tmp_path, 1, budget, prices={})
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -106,6 +106,20 @@ async def test_an_episode_over_the_limit_ends_and_is_verified() -> None:
     assert written_bytes(rollout["response"]["output"]) < 7000
 
 
+async def test_an_episode_that_has_used_its_tokens_ends_and_is_verified() -> None:
+    usage = {"input_tokens": 40, "output_tokens": 10, "total_tokens": 50}
+    turn = {"id": "r", "object": "response", "output": [call()], "usage": usage}
+    policy = Scripted(*[turn] * 30)
+    rollout = await rollout_of(policy, max_episode_tokens=101)
+    assert (rollout["stopped_by"], rollout["reward"]) == ("max_episode_tokens", 3.0)
+    assert rollout["response"]["usage"]["total_tokens"] == 150
+
+
+async def test_the_limit_of_steps_is_told() -> None:
+    rollout = await rollout_of(Scripted(*[[call()]] * 30), max_steps=2)
+    assert (rollout["stopped_by"], rollout["reward"]) == ("max_steps", 2.0)
+
+
 async def test_an_output_that_has_no_room_is_not_kept() -> None:
     policy = Scripted([call("echo", text="e", times=10_000_000), call()], [say("done")])
     rollout = await rollout_of(policy, max_episode_bytes=100_000)

@@ -19,6 +19,15 @@ def test_integers_keep_their_digits(number: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    [{"id": "1" * 40}, {"logprob": -0.12345678901234567e-7, "n": [2**70]}, 10**25, [-(10**25)]],
+)
+def test_long_digits_of_texts_and_numbers_are_told_apart(value: Any) -> None:
+    assert exact_json(json.dumps(value)) == value
+    assert exact_json(json.dumps(value, indent=1).encode()) == value
+
+
+@pytest.mark.parametrize(
     ("text", "lenient", "whole"),
     [
         (rb'"\ud83d"', "\ud83d", "\ufffd"),

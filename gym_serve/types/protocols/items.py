@@ -7,7 +7,8 @@ and then sample from another distribution than the policy's.
 
 from __future__ import annotations
 
-import secrets
+import os
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,14 @@ from gym_serve.types.requests import JSON
 _CHAT_KEYS = ("tool_calls", "reasoning_content", "reasoning", "refusal")  # of an assistant's chat message
 
 
+# The operating system's randomness costs a call of it each time; users seed the `random` module itself.
+_random = random.Random()
+os.register_at_fork(after_in_child=_random.seed)
+
+
 def new_id(prefix: str) -> str:
-    """A fresh id as OpenAI writes them, e.g. ``msg_1f0c...``."""
-    return f"{prefix}_{secrets.token_hex(16)}"
+    """A fresh id as OpenAI writes them, e.g. ``msg_1f0c...``. It is unique, and no secret."""
+    return f"{prefix}_{_random.getrandbits(128):032x}"
 
 
 def message_item(text: str, refusal: str = "") -> JSON:
