@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from gym_serve import Gym

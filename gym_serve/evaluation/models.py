@@ -58,7 +58,8 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     if text == "scripted":
         return text, {"type": "scripted_model"}
     if text == LOCAL:
-        return text, {"type": "llama_cpp_engine", "model": str(local_weights())}
+        card = {"temperature": 0.2, "top_p": 0.9}  # what SmolLM2's model card advises
+        return text, {"type": "llama_cpp_engine", "model": str(local_weights()), "extra_body": card}
     if (scheme == "llama_cpp" and rest) or (text.endswith(".gguf") and "#" not in text):
         path = rest if scheme == "llama_cpp" else text
         return Path(path).stem, {"type": "llama_cpp_engine", "model": str(Path(path).expanduser().absolute())}
