@@ -2,8 +2,8 @@
 
     python -m benchmarks.real [GRAPH]... [--rows 2] [--tokens 24]
 
-Each row must end with a reward, or with a failure that has a name and is no error of gym_serve's own. The exit
-status is 1 if one does not. What such a run finds becomes a case of the tests with scripted models.
+Each row must end with a reward, or with a failure that has a name and is no error of gym_serve's own. The
+exit status is 1 if one does not. What such a run finds becomes a case of the tests with scripted models.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from gym_serve.graph import classes
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
 from gym_serve.rollouts.rows import read_rows
+from gym_serve.types.errors import AuthorError
 from gym_serve.types.requests import JSON
 
 ELSEWHERE = {
     "google_search": "needs a key",
     "math_gpu_judge": "needs a GPU",
-    "mcp": "tests/environments/test_mcp.py starts its server",
+    "mcp": "needs a server of its own",
     "quickstart": "is three of the others",
     "remote_agent": "needs an agent at a URL",
     "reward_model": "needs a reward model",
-    "workspace": "has a harness and tasks: see `harness`",
+    "workspace": "needs tasks in boxes: tests/interop/test_coding_agents.py",
 }
 """Graphs that are not played, and why."""
 
-_OF_ONES_OWN = {"internal_error", "agent_error", "verifier_error"}  # codes that no model may cause
+_OWN_ERRORS = {"gym_error", "bad_request", *(error.code for error in AuthorError.__subclasses__())}
+"""Codes of failures that no text of a model may cause."""
+
 _POLICY = {"type": "llama_cpp_engine", "max_model_len": 2048, "slots": 4}
 
 
@@ -68,7 +71,7 @@ def problem(rollout: Any) -> str | None:
     """What is wrong with a rollout, if anything."""
     failure = rollout.failure
     if failure is not None:
-        return f"{failure['kind']}: {failure['detail']}" if failure["kind"] in _OF_ONES_OWN else None
+        return f"{failure['kind']}: {failure['detail']}" if failure["kind"] in _OWN_ERRORS else None
     reward = rollout.reward
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
     return None if is_number else f"reward {reward!r}"
