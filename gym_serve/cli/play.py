@@ -8,7 +8,6 @@ observed.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -22,7 +21,16 @@ from rich.rule import Rule
 from rich.text import Text
 
 from gym_serve.cli.examples import default_agent, example_rows, row_of
-from gym_serve.cli.options import ApplicationOption, JsonOption, PromptOption, SetOption
+from gym_serve.cli.options import (
+    MODEL_HELP,
+    ApplicationOption,
+    JsonOption,
+    PromptOption,
+    SetOption,
+    YesOption,
+    agent_models,
+    read_model,
+)
 from gym_serve.cli.printing import new_console, print_json
 from gym_serve.metrics import MASKED, failure_class
 from gym_serve.servers.model import ModelServer
@@ -59,12 +67,9 @@ def play(
     ] = None,
     *,
     model: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="URL NAME",
-            help="The policy: a model behind an OpenAI-compatible URL; its key is in POLICY_API_KEY.",
-        ),
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help=f"The policy: {MODEL_HELP}")
     ] = None,
+    yes: YesOption = False,
     human: Annotated[bool, typer.Option("--human", help="Be the policy yourself, at the keyboard.")] = False,
     prompt: PromptOption = None,
     set_: SetOption = None,
@@ -85,7 +90,7 @@ def play(
     console = new_console()
     if not console.is_terminal:
         console.width = _WIDTH
-    policy = _policy(model, human=human)
+    policy = _policy(model, human=human, yes=yes)
     graph, agent = _graph(source, policy, set_ or [], application)
     row_text = row_of(row or str(example_rows(graph, agent, "ROW")))
     task = {"_ng_rollout_id": "play", **_prompted(row_text, prompt)}
@@ -282,14 +287,12 @@ def _text(item: JSON) -> str:
 # What is played
 
 
-def _policy(model: tuple[str, str] | None, *, human: bool) -> JSON | None:
+def _policy(model: str | None, *, human: bool, yes: bool) -> JSON | None:
     if human:
         return {"type": Human}
     if model is None:
         return None
-    url, name = model
-    key = {"api_key": os.environ["POLICY_API_KEY"]} if os.environ.get("POLICY_API_KEY") else {}
-    return {"type": "chat_model", "base_url": url, "model": name, **key}
+    return read_model(model, yes=yes).settings
 
 
 def _graph(source: str, policy: JSON | None, sets: list[str], application: str | None) -> tuple[Graph, str]:
@@ -300,10 +303,8 @@ def _graph(source: str, policy: JSON | None, sets: list[str], application: str |
     content: Any = source if _is_file(source) else _around(source)
     loaded = load_graph(content, overrides=sets, application=application)
     if policy is not None:
-        agents: Any = loaded.spec.agents
-        for agent in agents.values() if isinstance(agents, dict) else ():
-            if isinstance(agent, dict) and isinstance(agent.get("model"), str):
-                loaded.spec.models[agent["model"]] = policy
+        for name in agent_models(loaded.spec):
+            loaded.spec.models[name] = policy
     graph = resolve(loaded.spec, source=loaded.path, base_dir=loaded.base_dir)
     return graph, default_agent(graph)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from gym_serve.evaluation.local_weights import local_weights
 from gym_serve.graph.spec import RESERVED_NAMES
 from gym_serve.types.errors import InvalidRequest
 
 FORMS = (
     "openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME (Responses), vllm:PATH, "
-    "hf:PATH, or scripted, the embedded stand-in"
+    "hf:PATH, llama_cpp:PATH, PATH.gguf, local, or scripted, the embedded stand-in"
 )
+
+LOCAL = "local"
+"""The model whose weights come from a package."""
 
 _LONGEST = 22  # of a server's name: with that of a benchmark it is the name of an agent, 63 at most
 
@@ -58,6 +63,12 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     provider, _, name = text.partition("/")
     if text == "scripted":
         return text, {"type": "scripted_model"}
+    if text == LOCAL:
+        card = {"temperature": 0.2, "top_p": 0.9}  # what SmolLM2's model card advises
+        return text, {"type": "llama_cpp_engine", "model": str(local_weights()), "extra_body": card}
+    if (scheme == "llama_cpp" and rest) or (text.endswith(".gguf") and "#" not in text):
+        path = rest if scheme == "llama_cpp" else text
+        return Path(path).stem, {"type": "llama_cpp_engine", "model": str(Path(path).expanduser().absolute())}
     if scheme == "vllm" and rest:
         return rest.rstrip("/"), {"type": "vllm_engine", "model": rest}
     if scheme == "hf" and rest:

