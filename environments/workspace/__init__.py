@@ -427,8 +427,12 @@ class Workspace(ResourcesServer):
         box = await self._box(spec, task, "tests")
         try:
             try:
+                original = await self._of_image_only(box, spec, task)
                 for path, archive in files.items():
                     await box.put(path, archive, clear=True)
+                if task.restored:
+                    await box.exec(["rm", "-rf", "--", *task.restored], timeout=60, user=0)
+                    await box.put(spec.workdir, original)
             except SandboxRefused as error:
                 return _not_taken_over(error)
             for archive in tests:
@@ -445,6 +449,14 @@ class Workspace(ResourcesServer):
             return await self._verdict(task, box, done)
         finally:
             await self._end(box)
+
+    async def _of_image_only(self, box: Sandbox, spec: SandboxSpec, task: Task) -> bytes:
+        """An archive of the `Task.restored` files of a fresh box: those that there are."""
+        if not task.restored:
+            return b""
+        command = ["tar", "--create", "--ignore-failed-read", "--warning=none", "--", *task.restored]
+        limit = self.config.max_carried_mb << 20
+        return (await box.exec(command, timeout=60, output_limit=limit, user=0)).stdout
 
     async def _verdict(self, task: Task, box: Sandbox, done: ExecResult) -> WorkspaceVerdict:
         details: Any = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}

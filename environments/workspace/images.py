@@ -36,6 +36,8 @@ _IGNORED = {"CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER",
 _DOES = {"RUN", "COPY", "ADD"}
 _BUILDS = SandboxSpec(network="full", memory_mb=8192)
 _SHOWN = 2000  # characters of what a step wrote
+_UV = re.compile(r"--from=ghcr\.io/astral-sh/uv(?::([0-9][0-9.]*|latest))?")
+_UV_PROGRAMS = ("/uv", "/uvx")
 
 
 _UNUSED_SECONDS = 24 * 3600.0
@@ -205,17 +207,30 @@ class _Step:
         words = json.loads(text) if text.startswith("[") else shlex.split(text)
         flags = [word for word in words if word.startswith("--")]
         *sources, place = [_expanded(word, self._settings.env) for word in words if not word.startswith("--")]
+        target = os.path.join(self._settings.workdir, place)
+        into = place.endswith("/") or len(sources) > 1 or place in (".", "..")
+        if len(flags) == 1 and (uv := _UV.fullmatch(flags[0])) and set(sources) <= {*_UV_PROGRAMS}:
+            for source in sources:
+                await self._uv(box, uv[1], source, f"{target}{source}" if into else target)
+            return
         if flags or not sources or any("://" in source for source in sources):
             lack = "is not supported by this provider"
             raise SandboxRefused(f"{name} with flags, from an image or a URL {lack}")
-        target = os.path.join(self._settings.workdir, place)
-        into = place.endswith("/") or len(sources) > 1 or place in (".", "..")
         for source in sources:
             for file, data, mode in await asyncio.to_thread(self._found, source):
                 if mode is None:
                     await box.put(target, data)
                 else:
                     await box.write(f"{target}/{file}" if into else target, data, mode=mode)
+
+    async def _uv(self, box: Any, version: str | None, program: str, target: str) -> None:
+        """The program of uv's image, which Harbor's own template copies: its wheel has the same one."""
+        wheel = "uv" if version in (None, "latest") else f"uv=={version}"
+        await self._run(
+            box,
+            f"python3 -m venv /tmp/uv && /tmp/uv/bin/pip install --quiet --no-cache-dir {wheel} "
+            f"&& install -D /tmp/uv/bin{program} {shlex.quote(target)} && rm -rf /tmp/uv",
+        )
 
     def _found(self, source: str) -> list[tuple[str, bytes, int | None]]:
         """Name, content and mode of files; of a folder an archive, and no mode."""

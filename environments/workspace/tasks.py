@@ -5,6 +5,8 @@ Tests and solution are bytes of this process: they enter a box when it is their 
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -71,6 +73,9 @@ class WorkspaceRow(BaseModel):
     image: str | None = None  # folder with a Dockerfile, on the machine of the environment
     workdir: Annotated[str, Field(pattern=r"^/.")] = "/app"
     """The work folder. All that is in it at the end is there when the tests run, and nothing else."""
+    restored: list[str] = []
+    """Files of the work folder, by name, that the tests see as the image has them, whatever became of them in
+    the agent's box; those that it lacks are removed."""
     tests: Texts = {}  # hidden files of the folder ``/tests``, by name
     test_command: str | None = None  # runs in the work folder of a fresh box; exit status 0 is a reward of 1
     must_fail: Texts = {}
@@ -107,6 +112,7 @@ class Task:
     files: bytes | None = None
     carried: tuple[str, ...] = ()
     carries_workdir: bool = True
+    restored: tuple[str, ...] = ()
     test_spec: SandboxSpec | None = None
     test_env: dict[str, str] = field(default_factory=dict)
     test_user: str | int | None = None
@@ -141,6 +147,7 @@ def task_of(row: WorkspaceRow) -> Task:
         tests=(archive_of(row.tests),),
         test_command=row.test_command,
         must_fail=archive_of(row.must_fail) if row.must_fail else None,
+        restored=tuple(row.restored),
         solution=None if row.solution is None else archive_of({"solve.sh": row.solution}),
     )
 
@@ -334,6 +341,49 @@ class HarborRows:
                 "responses_create_params": {"input": [{"role": "user", "content": text}]},
                 "task": str(task.resolve()),
             }
+
+
+_TOUCHED = re.compile(r"^(?:---|\+\+\+) [ab]/(.+?)\t?$", re.MULTILINE)
+_PATCH = "patch --batch --forward --silent --strip=1"
+_RUN = (
+    f"{_PATCH} <{TESTS}/test.patch && "
+    f"xargs --arg-file={TESTS}/ids --delimiter='\\n' python3 -m pytest -q -p no:cacheprovider"
+)
+
+
+class SweBenchRows:
+    """Rows of SWE-bench's form, for ``gym-serve collect swe_bench:FOLDER``: its ``rows.jsonl`` has
+    ``instance_id``, ``problem_statement``, ``test_patch``, ``FAIL_TO_PASS``, ``PASS_TO_PASS`` and, for the
+    agent ``oracle``, ``patch``; ``images/INSTANCE_ID`` has a Dockerfile that makes the repository at its base
+    commit, in ``/testbed``."""
+
+    graph = "workspace"
+
+    def rows(self, folder: Path | str) -> Iterator[JSON]:
+        """The rows. Raises InvalidRequest with the line of one that cannot be used."""
+        file = Path(folder).resolve() / "rows.jsonl"
+        if not file.is_file():
+            raise InvalidRequest(f"{folder} has no rows.jsonl")
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+            try:
+                yield _swe_bench_row(json.loads(line), file.parent / "images")
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidRequest(f"{file}:{number} is no row of SWE-bench: {error!r}") from None
+
+
+def _swe_bench_row(row: JSON, images: Path) -> JSON:
+    """The tests that must pass are named in full, so the exit status of pytest is the outcome."""
+    lists = [row["FAIL_TO_PASS"], row["PASS_TO_PASS"]]  # lists, or as in the data set, JSON of them
+    ids = [name for each in lists for name in (json.loads(each) if isinstance(each, str) else each)]
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": row["problem_statement"]}]},
+        "image": str(images / row["instance_id"]),
+        "workdir": "/testbed",
+        "restored": sorted(set(_TOUCHED.findall(row["test_patch"]))),
+        "tests": {"test.patch": row["test_patch"], "ids": "\n".join(ids)},
+        "test_command": _RUN,
+        "solution": f"{_PATCH} <<'END-OF-PATCH'\n{row['patch']}\nEND-OF-PATCH\n" if "patch" in row else None,
+    }
 
 
 def harbor_benchmark(folder: str) -> JSON:

@@ -76,7 +76,7 @@ def collect(
             metavar="[GRAPH] [ROWS]",
             help="Graph to deploy (not with --attach or --url): a file, or a name of gym-serve list graph. "
             "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment; or "
-            "harbor:FOLDER, a folder of tasks, by default with the graph workspace.",
+            "harbor:FOLDER or swe_bench:FOLDER, a folder of tasks, by default with the graph workspace.",
         ),
     ],
     *,

@@ -34,7 +34,14 @@ _FOLDERS = {
     **dict.fromkeys(("home", "mnt", "opt", "run", "srv", "var/cache", "var/lib", "var/log"), 0o755),
     **{"root": 0o700, "tmp": 0o1777, "var/tmp": 0o1777},
 }
-_VARIABLES = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+_VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    # Debian keeps them out of its Python, which is the box's own here.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "UV_BREAK_SYSTEM_PACKAGES": "1",
+    "UV_NATIVE_TLS": "1",  # the certificates are this machine's
+}
 _RESOLVER = Path("/etc/resolv.conf")
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from support.environments import Bench, called, examples, said
-from support.sandboxes import children, needs_bubblewrap
+from support.sandboxes import children, needs_bubblewrap, with_pytest
 from support.waiting import until
 
 from gym_serve import Gym
 from gym_serve.cluster.deploy import deployed_options
 from gym_serve.environments.workspace import Workspace, images
 from gym_serve.environments.workspace.images import _settings, instructions
-from gym_serve.environments.workspace.tasks import HarborRows, WorkspaceRow, task_of
+from gym_serve.environments.workspace.tasks import HarborRows, SweBenchRows, WorkspaceRow, task_of
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.sandbox import SandboxSpec
@@ -416,6 +416,93 @@ def test_the_last_step_decides_if_the_task_says_so(steps: Path) -> None:
         ({"reward": 1.0}, 600.0, 2),
         ({}, 60.0, 2),
     ]
+
+
+SWE_TEST = "from calc import add\n\n\ndef test_zero():\n    assert add(0, 0) == 0\n"
+SWE_PATCH = """\
+--- a/calc.py
++++ b/calc.py
+@@ -1,2 +1,2 @@
+ def add(a, b):
+-    return 0
++    return a + b
+"""
+SWE_TEST_PATCH = """\
+--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -4,2 +4,6 @@
+ def test_zero():
+     assert add(0, 0) == 0
++
++
++def test_sum():
++    assert add(2, 3) == 5
+"""
+
+
+@pytest.fixture
+def swe_bench(tmp_path: Path) -> Path:
+    """A folder with one row of SWE-bench's form."""
+    folder = tmp_path / "swe"
+    image = folder / "images" / "calc-1"
+    (image / "repository" / "tests").mkdir(parents=True)
+    (image / "repository" / "calc.py").write_text("def add(a, b):\n    return 0\n")
+    (image / "repository" / "tests" / "test_calc.py").write_text(SWE_TEST)
+    with_pytest(image)
+    with (image / "Dockerfile").open("a") as file:
+        file.write("COPY repository /testbed/\n")
+    row = {
+        "instance_id": "calc-1",
+        "repo": "demo/calc",
+        "base_commit": "0" * 40,
+        "problem_statement": "add returns 0.",
+        "patch": SWE_PATCH,
+        "test_patch": SWE_TEST_PATCH,
+        "FAIL_TO_PASS": json.dumps(["tests/test_calc.py::test_sum"]),
+        "PASS_TO_PASS": ["tests/test_calc.py::test_zero"],
+    }
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    return folder
+
+
+RIGHT = "printf 'def add(a, b):\\n    return a + b\\n' > calc.py"
+EMPTY = "printf 'def test_zero(): pass\\ndef test_sum(): pass\\n' > tests/test_calc.py"
+
+
+@needs_bubblewrap
+async def test_rows_of_swe_bench(swe_bench: Path) -> None:
+    (row,) = SweBenchRows().rows(swe_bench)
+    bench = Bench(Workspace())
+    await bench.host.start()
+    for command, reward in (
+        (RIGHT, 1.0),
+        ("true", 0.0),
+        (f"{RIGHT}; {EMPTY}", 1.0),  # the tests are the image's and the row's
+        (EMPTY, 0.0),
+        (f"{RIGHT}; rm -r tests", 1.0),
+        (f"{RIGHT}; rm -r tests; touch tests", 0.0),
+        ("printf 'def add(a, b):\\n    return 5\\n' > calc.py", 0.0),  # what passed must pass
+    ):
+        await bench.call("seed_session", row)
+        await bench.tool("bash", command=command)
+        verdict = await bench.verify(row, [])
+        assert verdict["reward"] == reward, (command, verdict)
+        bench.session = None
+    await bench.call("seed_session", {**row, "oracle": True})
+    assert (await bench.call("solve"))["exit_status"] == 0
+    assert (await bench.verify(row, []))["reward"] == 1.0
+    await bench.host.stop()
+
+
+def test_rows_that_are_not_of_swe_bench(swe_bench: Path) -> None:
+    with (swe_bench / "rows.jsonl").open("a") as file:
+        file.write('{"instance_id": "b"}\n')
+    with pytest.raises(
+        InvalidRequest, match=r"rows\.jsonl:2 is no row of SWE-bench: KeyError\('FAIL_TO_PASS'\)"
+    ):
+        list(SweBenchRows().rows(swe_bench))
+    with pytest.raises(InvalidRequest, match=r"has no rows\.jsonl"):
+        list(SweBenchRows().rows(swe_bench / "images"))
 
 
 def test_layers_that_nobody_uses_are_swept(tmp_path: Path) -> None:

@@ -6,15 +6,13 @@ part is a task of Harbor, whose script writes the reward. All attacks are on the
 """
 
 import asyncio
-import importlib
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.environments import Bench
-from support.sandboxes import needs_bubblewrap
+from support.sandboxes import needs_bubblewrap, with_pytest
 
 from gym_serve.environments.workspace import Workspace
 
@@ -175,18 +173,7 @@ CHEATS = {
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Dockerfile that brings pytest."""
-    folder = tmp_path_factory.mktemp("image")
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        package = importlib.import_module(name).__path__[0]
-        shutil.copytree(package, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(pytest.__path__[0]).parent / "py.py", folder)
-    lines = [
-        "FROM python:3",
-        "COPY . /usr/lib/python3/dist-packages/",
-        "RUN rm /usr/lib/python3/dist-packages/Dockerfile",
-    ]
-    (folder / "Dockerfile").write_text("\n".join(lines))
-    return folder
+    return with_pytest(tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import shutil
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,7 +14,7 @@ import pytest
 from gym_serve.sandbox import Confinement, SandboxName, find_sandbox
 from gym_serve.types.errors import GraphError
 
-__all__ = ["AVAILABLE", "BOTH", "children", "needs_bubblewrap", "sandbox_of"]
+__all__ = ["AVAILABLE", "BOTH", "children", "needs_bubblewrap", "sandbox_of", "with_pytest"]
 
 
 @cache
@@ -43,3 +46,13 @@ BOTH: list[Any] = [pytest.param("bubblewrap", marks=needs_bubblewrap), "process"
 def children() -> set[int]:
     """Process ids of this process's children: compare two of them, as a test has not started them all."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def with_pytest(folder: Path) -> Path:
+    """Make a folder that of an image with pytest."""
+    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        package = importlib.import_module(name).__path__[0]
+        shutil.copytree(package, folder / "packages" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(pytest.__path__[0]).parent / "py.py", folder / "packages")
+    (folder / "Dockerfile").write_text("FROM python:3\nCOPY packages /usr/lib/python3/dist-packages/\n")
+    return folder
