@@ -67,6 +67,9 @@ def judge_check(
     no_ray: RayOption = False,
     set_: SetOption = None,
     application: ApplicationOption = None,
+    max_output_tokens: Annotated[
+        int, typer.Option(min=1, help="Of one answer of the model of --judge.")
+    ] = 2048,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions at most.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each question is asked as it is.")] = 2,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that are asked at once.")] = 16,
@@ -92,7 +95,7 @@ def judge_check(
     if judge is not None:
         if (graph, attach, url) != (None, None, None):
             raise typer.BadParameter("give either --judge, or the graph of an environment")
-        target = _judged_by(judge, questions)
+        target = _judged_by(judge, questions, max_output_tokens)
     else:
         target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
         if (resolved := target.resolved()) is not None and graph is not None:
@@ -143,7 +146,7 @@ def _questions(path: Path) -> Iterator[Question]:
         raise InvalidRequest("\n".join([*problems[:_PROBLEMS], *more]))
 
 
-def _judged_by(judge: str, questions: Sequence[Question]) -> Target:
+def _judged_by(judge: str, questions: Sequence[Question], max_output_tokens: int) -> Target:
     """A graph of a model and the environment of gym_serve that asks it such questions."""
     from gym_serve.evaluation.judge_trial import Preference
     from gym_serve.evaluation.models import read_models
@@ -154,11 +157,17 @@ def _judged_by(judge: str, questions: Sequence[Question]) -> Target:
         raise InvalidRequest(
             "--judge tries rows with response and label, or with chosen and rejected, not both"
         )
-    environment: JSON = {"type": "equivalence_llm_judge", "judge": "judge"}
+    params = {"max_output_tokens": max_output_tokens}
+    environment: JSON = {
+        "type": "equivalence_llm_judge",
+        "judge": "judge",
+        "judge_responses_create_params": params,
+    }
     if kinds == {True}:
         environment = {
             "type": "genrm_compare",
             "genrm": "judge",
+            "genrm_responses_create_params": params,
             "message_format": "prompt",
             "comparison_strategy": "all_pairs",  # each pair in one order, so that a bias is seen
         }
