@@ -78,7 +78,9 @@ def problem(rollout: Any) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("graphs", nargs="*", default=[n for n in classes.names() if n not in ELSEWHERE])
     parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=24)
