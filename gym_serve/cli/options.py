@@ -239,7 +239,7 @@ YesOption = Annotated[
 ]
 _MODELS = (
     "openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME, vllm:PATH, hf:PATH, "
-    "a GGUF file, local (a small real model, fetched once), or scripted, a stand-in"
+    "a GGUF file, local (a small real model, fetched once), litellm:NAME, or scripted, a stand-in"
 )
 MODEL_HELP = f"{_MODELS}. A URL's key is in POLICY_API_KEY."
 

@@ -13,7 +13,7 @@ from gym_serve.types.errors import InvalidRequest
 
 FORMS = (
     "openai/NAME, anthropic/NAME, URL#NAME (Chat Completions), responses+URL#NAME (Responses), vllm:PATH, "
-    "hf:PATH, llama_cpp:PATH, PATH.gguf, local, or scripted, the embedded stand-in"
+    "hf:PATH, llama_cpp:PATH, PATH.gguf, local, litellm:NAME, or scripted, the embedded stand-in"
 )
 
 LOCAL = "local"
@@ -69,6 +69,8 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     if (scheme == "llama_cpp" and rest) or (text.endswith(".gguf") and "#" not in text):
         path = rest if scheme == "llama_cpp" else text
         return Path(path).stem, {"type": "llama_cpp_engine", "model": str(Path(path).expanduser().absolute())}
+    if scheme == "litellm" and rest:
+        return rest, {"type": "litellm_model", "model": rest}
     if scheme == "vllm" and rest:
         return rest.rstrip("/"), {"type": "vllm_engine", "model": rest}
     if scheme == "hf" and rest:

@@ -58,7 +58,6 @@ async def test_every_attack_gets_a_zero() -> None:
     assert misses(await outcomes(find_sandbox("bubblewrap"), ATTACKS)) == []
 
 
-@pytest.mark.slow
 async def test_every_attack_gets_a_zero_from_an_ordinary_user() -> None:
     if problem := why_not():
         pytest.skip(problem)
