@@ -65,8 +65,8 @@ class LiteLLMModel(ChatModel):
         base_url: Urls = Field(default_factory=lambda: [_ADDRESS])
         """LiteLLM knows the address; for one of your own see ``options``."""
         options: dict[str, Any] = Field(default_factory=dict)
-        """Further arguments of ``litellm.acompletion``: ``api_base``, ``api_version``, ... They are shown: a key
-        has its place in ``api_key``, or in the variable that LiteLLM reads."""
+        """Further arguments of ``litellm.acompletion``: ``api_base``, ``api_version``, ... They are shown: a
+        key has its place in ``api_key``, or in the variable that LiteLLM reads."""
 
     config: Config
 
