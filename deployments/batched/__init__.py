@@ -21,6 +21,7 @@ from gym_serve.observe.timeline import TTFT, microseconds
 from gym_serve.servers.context import closing, current
 from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.media import pictures_of
 from gym_serve.types.protocols import new_id
 from gym_serve.types.requests import JSON
 
@@ -36,6 +37,7 @@ class _Generation(NamedTuple):
     sampling: Sampling
     limit: int
     constraint: Constraint | None
+    pictures: list[str]
 
 
 class BatchedEngine(EngineModel):
@@ -50,17 +52,22 @@ class BatchedEngine(EngineModel):
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         self._tokenizer: Any = None
+        self._processor: Any = None
         self._context = self._vocabulary = 0
         self._batches: Batches | None = None
         self._grammars: Grammars | None = None
 
-    def begin(self, steps: Steps, tokenizer: Any, context: int, grammars: Grammars) -> None:
+    def begin(
+        self, steps: Steps, tokenizer: Any, context: int, grammars: Grammars, processor: Any = None
+    ) -> None:
         """Serve from now on. ``tokenizer`` has what `render`, `decode` and `entries` need of one of
-        ``transformers``; ``context`` is the most tokens of a prompt and its generation.
+        ``transformers``; ``context`` is the most tokens of a prompt and its generation; ``processor``: see
+        `render`.
         """
         from gym_serve.deployments.batched.batches import Batches
 
         self._tokenizer, self._context, self._grammars = tokenizer, context, grammars
+        self._processor = processor
         self._vocabulary, self.ends = grammars.vocabulary, grammars.ends
         self._batches = Batches(steps, self.ends, tokenizer.decode)
 
@@ -110,13 +117,16 @@ class BatchedEngine(EngineModel):
             return None
         limit = min(room, sampling.max_tokens or room)
         assert self._grammars is not None
-        return _Generation(prompt, sampling, limit, await asyncio.to_thread(self._grammars.constraint, chat))
+        constraint = await asyncio.to_thread(self._grammars.constraint, chat)
+        return _Generation(prompt, sampling, limit, constraint, pictures_of(chat["messages"]))
 
     def _head(self) -> JSON:
         return {"id": new_id("chatcmpl"), "created": int(time.time()), "model": self.name}
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
-        return render(self._tokenizer, chat, messages)
+        if self._processor is None:
+            return render(self._tokenizer, chat, messages)
+        return await asyncio.to_thread(render, self._tokenizer, chat, messages, self._processor)
 
     @property
     def running(self) -> int:

@@ -28,7 +28,8 @@ from gym_serve.types.errors import GymError, Unavailable
 class Row:
     """One generation: ``done`` is set when it has ended, ``grown`` whenever it has got another token.
     ``finish`` is ``stop``, ``length`` or ``abort``; ``asked`` and ``began`` (its first token) are moments;
-    ``cached`` counts tokens of the prompt that the engine had already.
+    ``cached`` counts tokens of the prompt that the engine had already; ``pictures`` are those of the prompt;
+    ``plain``: whether the next token is any, with the probability that its logit says.
     """
 
     prompt: list[int]
@@ -43,9 +44,13 @@ class Row:
     cached: int | None = None
     asked: float = field(default_factory=time.monotonic)
     began: float | None = None
+    pictures: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        seed = self.sampling.seed
+        sampling = self.sampling
+        seed = sampling.seed
+        narrowed = sampling.top_k > 0 or sampling.top_p < 1 or bool(sampling.logit_bias)
+        self.plain = not narrowed and seed is None and self.constraint is None
         self.random = np.random.default_rng(None if seed is None else seed & (2**63 - 1))
 
 
@@ -118,12 +123,17 @@ class Batches:
         self._thread.start()
 
     async def generate(
-        self, prompt: list[int], sampling: Sampling, limit: int, constraint: Constraint | None = None
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        limit: int,
+        constraint: Constraint | None = None,
+        pictures: Sequence[str] = (),
     ) -> Row:
         """The finished generation; cancelling the call ends it. Raises BadRequest: the constraint cannot be
         held; Unavailable: the engine broke, or stopped.
         """
-        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint)
+        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, pictures=pictures)
         self._begin(row)
         try:
             await row.done
@@ -132,13 +142,18 @@ class Batches:
         return row
 
     async def stream(
-        self, prompt: list[int], sampling: Sampling, limit: int, constraint: Constraint | None = None
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        limit: int,
+        constraint: Constraint | None = None,
+        pictures: Sequence[str] = (),
     ) -> AsyncGenerator[Row, None]:
         """The generation, each time that it has grown; closing the generator ends it. It does not wait for
         its reader.
         """
         grown = asyncio.Event()
-        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, grown)
+        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, grown, pictures=pictures)
         self._begin(row)
         try:
             while not row.done.done():

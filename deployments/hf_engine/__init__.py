@@ -38,6 +38,9 @@ class HFEngine(BatchedEngine):
         """Device: ``cpu`` or ``cuda``."""
         max_batch: int = Field(64, ge=1)
         """Generations that start together at most."""
+        pictures: bool = False
+        """Whether the model reads pictures; its folder has its processor. Generations with pictures run one
+        by one."""
 
     config: Config
 
@@ -59,19 +62,19 @@ class HFEngine(BatchedEngine):
             raise GraphError(f"hf_engine needs {error.name}: pip install 'gym-serve[hf]'") from None
         config = self.config
         path = config.model or str(await asyncio.to_thread(tiny_model))
-        model, tokenizer = await asyncio.to_thread(_model.load_model, path, config.dtype, config.device)
-        context = config.max_model_len or int(model.config.max_position_embeddings)
-        vocabulary, ends = int(model.config.vocab_size), _model.end_tokens(model, tokenizer)
+        model, tokenizer, processor = await asyncio.to_thread(_model.load_model, path, config)
+        text = model.config.get_text_config()
+        context = config.max_model_len or int(text.max_position_embeddings)
+        vocabulary, ends = int(text.vocab_size), _model.end_tokens(model, tokenizer)
 
         def words() -> Any:
             from llguidance.hf import from_tokenizer
 
             return from_tokenizer(tokenizer, vocabulary, sorted(ends))
 
-        self._steps = _model.TorchSteps(model, config.max_batch)
-        self.begin(
-            self._steps, tokenizer, context, Grammars(words, tokenizer.get_added_vocab(), vocabulary, ends)
-        )
+        grammars = Grammars(words, tokenizer.get_added_vocab(), vocabulary, ends)
+        self._steps = _model.TorchSteps(model, config.max_batch, processor)
+        self.begin(self._steps, tokenizer, context, grammars, processor)
 
     async def load(self, weights: Path | bytes) -> None:
         from gym_serve.deployments.hf_engine import _model

@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from gym_serve.deployments.batched import batches
 from gym_serve.deployments.batched.batches import Row
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.media import opened
 
 
 class _Batch:
     def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
         self.rows = list(rows)
+        self.seen: dict[str, Any] = {}  # what the model is given with the prompt beside its tokens
         self.cache: Any = None
         longest = max(len(row.prompt) for row in rows)
         padding = [[0] * (longest - len(row.prompt)) for row in rows]
@@ -41,12 +43,12 @@ class _Batch:
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **self.seen,
             )
-            self.cache = answer.past_key_values
-            logits = answer.logits[:, -1].float().cpu().numpy()
-            drawn = [batches.draw(scores, row) for scores, row in zip(logits, self.rows, strict=True)]
+            self.cache, self.seen = answer.past_key_values, {}
+            drawn = _drawn(answer.logits[:, -1].float(), self.rows)
             self.ids = torch.tensor([token for token, _ in drawn], device=self.ids.device)[:, None]
-            self.positions = self.positions[:, -1:] + 1
+            self.positions = self.positions[..., -1:] + 1
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.rows), 1)], -1)
         for row, (token, log_prob) in zip(self.rows, drawn, strict=True):
             yield row, token, log_prob
@@ -63,16 +65,53 @@ class _Batch:
             self.cache.batch_select_indices(index)
 
 
-class TorchSteps:
-    """The batches of a model; at most ``max_rows`` begin together."""
+def _drawn(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """The next token of each row, and its log probability. Where all tokens count, it is drawn on the device:
+    the logits of a large batch are too many to copy."""
+    temperatures = torch.tensor([row.sampling.temperature for row in rows], device=logits.device)
+    greedy = temperatures == 0
+    log_probs = (logits / temperatures.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
+    chosen = torch.multinomial(log_probs.exp(), 1)[:, 0]
+    chosen = torch.where(greedy, log_probs.argmax(-1), chosen)
+    found = log_probs.gather(1, chosen[:, None])[:, 0]
+    drawn = list(zip(chosen.tolist(), found.tolist(), strict=True))
+    for i, row in enumerate(rows):
+        if not row.plain:
+            drawn[i] = batches.draw(logits[i].cpu().numpy(), row)
+    return drawn
 
-    def __init__(self, model: Any, max_rows: int) -> None:
+
+class TorchSteps:
+    """The batches of a model; at most ``max_rows`` begin together. ``processor``: that of a model which reads
+    pictures."""
+
+    def __init__(self, model: Any, max_rows: int, processor: Any = None) -> None:
         self.model = model
         self.room = max_rows
+        self._processor = processor
         self._batches: list[_Batch] = []
 
     def add(self, rows: Sequence[Row]) -> None:
-        self._batches.append(_Batch(rows, self.model.device))
+        if blind := [row for row in rows if not row.pictures]:
+            self._batches.append(_Batch(blind, self.model.device))
+        self._batches += [self._seeing(row) for row in rows if row.pictures]
+
+    def _seeing(self, row: Row) -> _Batch:
+        """A batch of one row: models differ in how they hold the pictures of several."""
+        batch, device = _Batch([row], self.model.device), self.model.device
+        images = [[opened(url) for url in row.pictures]]
+        shown = self._processor.image_processor(images, return_tensors="pt")
+        for name in ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes"):
+            if (value := shown.get(name)) is not None:
+                batch.seen[name] = value.to(device, self.model.dtype if name == "pixel_values" else None)
+        places = getattr(self.model.base_model, "get_rope_index", None)
+        if places is not None:  # positions of a picture's tokens have a time, a row and a column
+            kinds = (batch.ids == self._processor.image_token_id).int()
+            grid = batch.seen.get("image_grid_thw")
+            batch.positions, _ = places(
+                batch.ids, mm_token_type_ids=kinds, image_grid_thw=grid, attention_mask=batch.mask
+            )
+        return batch
 
     def step(self) -> Iterator[tuple[Row, int, float]]:
         for batch in self._batches:
@@ -84,11 +123,14 @@ class TorchSteps:
         self._batches = [batch for batch in self._batches if batch.rows]
 
 
-def load_model(path: str, dtype: str, device: str) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
-    return model.eval(), tokenizer
+def load_model(path: str, config: Any) -> tuple[Any, Any, Any]:
+    """The model, its tokenizer, and its processor if it reads pictures."""
+    kind = AutoModelForImageTextToText if config.pictures else AutoModelForCausalLM
+    model = kind.from_pretrained(path, dtype=getattr(torch, config.dtype)).to(config.device).eval()
+    if not config.pictures:
+        return model, AutoTokenizer.from_pretrained(path), None
+    processor = AutoProcessor.from_pretrained(path)
+    return model, processor.tokenizer, processor
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
