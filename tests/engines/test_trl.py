@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from support.docs import ROOT, blocks_of
 
 pytest.importorskip("torch", reason="needs the venv of `make test-vllm`")
 
+from support.eyes import seen_graph, seen_row
 from support.packed_attention import varlen_attention
 
 from gym_serve import Gym, ResourcesServer, Verdict, VerifyRequest, tool
@@ -269,6 +271,17 @@ def test_tools_of_our_environments_are_read_by_trl() -> None:
                     assert read["parameters"].get("required", []) == given.get("required", [])
                     seen += 1
     assert seen > 25
+
+
+def test_trl_is_given_the_pictures_of_tools_and_no_others() -> None:
+    with Gym.from_graph(seen_graph(), ray=False) as gym:
+        environment = environment_factory(gym, "bell")()
+        environment.reset(**dataset([{"prompt": "ring"}])[0])
+        text, shown = asyncio.run(environment.ring(times=1))
+        assert text == {"type": "text", "text": "ding "}
+        assert (shown["type"], shown["image"].size) == ("image", (224, 224))
+        with pytest.raises(InvalidRequest, match="must be text, got input_image"):
+            environment.reset(**dataset([seen_row()])[0])
 
 
 def test_trls_own_tool_loop_runs_the_tools_of_an_environment(

@@ -17,8 +17,10 @@ from gym_serve.client import Gym, loop
 from gym_serve.servers.clients import EnvironmentClient
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.tools import UNAVAILABLE
+from gym_serve.training.samples import media_in
 from gym_serve.training.trl.rollouts import row_of
-from gym_serve.types.errors import GymError, NotFound
+from gym_serve.types.errors import GymError, InvalidRequest, NotFound
+from gym_serve.types.media import opened, shown_parts
 from gym_serve.types.protocols import messages_to_items, new_id
 from gym_serve.types.requests import JSON
 
@@ -70,8 +72,12 @@ class SessionEnvironment:
 
     def reset(self, **example: Any) -> None:
         """Open a session for the row of an example. A failure is no exception, which would end the training,
-        but leaves the rollout without a reward."""
+        but leaves the rollout without a reward. Raises InvalidRequest: the prompt has pictures or sound,
+        which `dataset` gives TRL as text."""
         self._row = row_of(example)
+        items = self._row["responses_create_params"].get("input")
+        for part in media_in(items if isinstance(items, list) else []):
+            raise InvalidRequest(f"prompts for TRL must be text, got {part['type']}")
         loop.wait(self._reset())
 
     async def _reset(self) -> None:
@@ -82,7 +88,7 @@ class SessionEnvironment:
         except GymError as error:
             self._fail(error)
 
-    async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> str | list[JSON]:
         if self._failure is not None:
             raise self._failure
         try:
@@ -93,7 +99,8 @@ class SessionEnvironment:
             self._fail(error)
             raise
         self._session = reply.session or self._session
-        return reply.body.decode()
+        parts = shown_parts(reply.body)
+        return reply.body.decode() if parts is None else list(map(_as_trl_has_it, parts))
 
     async def _verify(self, completion: Any) -> float | None:
         if self._failure is not None:
@@ -116,10 +123,16 @@ class SessionEnvironment:
         logger.warning("a rollout of %s has no reward: %s", self._client.transport.server, error.message)
 
 
-def _method(name: str, description: str, schema: JSON) -> Callable[..., Awaitable[str]]:
+def _as_trl_has_it(part: JSON) -> JSON:
+    if part["type"] == "input_image":
+        return {"type": "image", "image": opened(part["image_url"])}
+    return {"type": "text", "text": part["text"]}
+
+
+def _method(name: str, description: str, schema: JSON) -> Callable[..., Awaitable[str | list[JSON]]]:
     """A tool as a method that TRL can read: annotated, with a docstring in Google's style."""
 
-    async def method(self: SessionEnvironment, **arguments: Any) -> str:
+    async def method(self: SessionEnvironment, **arguments: Any) -> str | list[JSON]:
         return await loop.run(self._call(name, arguments))
 
     properties: JSON = schema.get("properties") or {}

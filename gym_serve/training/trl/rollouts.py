@@ -169,7 +169,7 @@ class RolloutFunc:
 
     def _trained(self, rollouts: list[JSON], trainer: Any) -> list[TrainingSample]:
         pad = trainer.processing_class.pad_token_id
-        cut = [samples(rollout, pad_token_id=pad) for rollout in rollouts]
+        cut = [_of_text(samples(rollout, pad_token_id=pad)) for rollout in rollouts]
         if left := sum(map(len, cut)) - len(cut):
             logger.warning(
                 "%d samples are not trained on: GRPOTrainer takes one of a rollout, and these have several "
@@ -177,6 +177,16 @@ class RolloutFunc:
                 left,
             )
         return [verified(of_one) for of_one in cut]
+
+
+def _of_text(found: list[TrainingSample]) -> list[TrainingSample]:
+    """Samples; TRL would compute the log-probabilities of its policy without the pictures."""
+    if any(sample.media for sample in found):
+        raise InvalidRequest(
+            f"rollout {found[0].rollout_id}: TRL takes text only from rollouts; pictures of tools reach its "
+            "models by environment_factory"
+        )
+    return found
 
 
 def checked_rows(rows: Rows) -> list[JSON]:
@@ -362,7 +372,7 @@ class RolloutWorker:
         import numpy as np
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        cut = [(rollout, sample) for rollout in group.rollouts for sample in samples(rollout)]
+        cut = [(rollout, sample) for rollout in group.rollouts for sample in _of_text(samples(rollout))]
         scored = [(rollout, sample) for rollout, sample in cut if sample.failure is None]
         if not scored:
             return
