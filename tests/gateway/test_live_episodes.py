@@ -156,7 +156,9 @@ body = {"model": "policy", "messages": [{"role": "user", "content": "talk to me"
 headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
-open(sys.argv[1], "w").write(str(os.getpid()))
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.replace(sys.argv[1] + ".new", sys.argv[1])  # whole, once it is there
 time.sleep(600)
 """
 
