@@ -34,6 +34,7 @@ ELSEWHERE = {
     "quickstart": "is three of the others",
     "remote_agent": "needs an agent at a URL",
     "reward_model": "needs a reward model",
+    "shapes": "needs a model that reads pictures",
     "workspace": "needs tasks in boxes: tests/interop/test_coding_agents.py",
 }
 """Graphs that are not played, and why."""

@@ -29,6 +29,7 @@ OFFLINE: dict[str, JSON] = {
     "multi_step_synonyms": {},
     "reasoning_gym": {"sandbox": "process", "num_processes": 1},
     "session_counter": {},
+    "shapes": {},
     "simple_weather": {},
     "string_match": {},
     "structured_outputs": {},

@@ -346,6 +346,10 @@ HEDGED: dict[str, Texts | Calls] = {
         "<answer>@</answer>",
         {"num_processes": 1},
     ),
+    "shapes: a number": Texts({**_PROMPT, "scene": [], "expected_answer": "3"}, "3", ["4", "2"]),
+    "shapes: a name": Texts(
+        {**_PROMPT, "scene": [], "expected_answer": "red circle"}, "red circle", ["blue circle", "red square"]
+    ),
     "string_match: boxed": _string("boxed", "\\boxed{@}"),
     "string_match: label": _string("final_answer", "Final answer: @", **_LINE),
     "string_match: last line": _string("last_line", "@"),
