@@ -9,6 +9,7 @@ Models are not Fair Evaluators", 2023).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,11 +97,11 @@ def other_labels(settings: JSON) -> dict[Way, JSON]:
     if not all(name in settings for name in names):
         return {}
     asked = [settings[name] for name in names]
+    pattern = re.compile("|".join(map(re.escape, sorted(asked, key=len, reverse=True))))
 
     def renamed(text: str | None, labels: Sequence[str]) -> str | None:
-        for old, new in sorted(zip(asked, labels, strict=True), key=lambda pair: -len(pair[0])):
-            text = text and text.replace(old, new)
-        return text
+        new = dict(zip(asked, labels, strict=True))
+        return text and pattern.sub(lambda label: new[label[0]], text)  # at once: both may change places
 
     ways: dict[Way, Sequence[str]] = {"labels 1 and 2": NEUTRAL, "labels 2 and 1": NEUTRAL[::-1]}
     prompts = ("judge_prompt_template", "judge_system_message")

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
+from gym_serve.evaluation.judge_trial import other_labels
 from gym_serve.servers import ModelServer
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols.items import message_item
@@ -118,6 +119,17 @@ def test_each_fault_of_a_judge_is_a_doubt(
         assert found["cost"] == pytest.approx(12e-6 * calls)
     else:
         assert any(doubt in text for text in found["doubts"]), found["doubts"]
+
+
+def test_labels_change_places_where_they_are_the_neutral_ones() -> None:
+    settings = {
+        "judge_equal_label": "[[1]]",
+        "judge_not_equal_label": "[[2]]",
+        "judge_prompt_template": "[[1]] if equal, else [[2]]",
+    }
+    other = other_labels(settings)["labels 2 and 1"]
+    assert (other["judge_equal_label"], other["judge_not_equal_label"]) == ("[[2]]", "[[1]]")
+    assert other["judge_prompt_template"] == "[[2]] if equal, else [[1]]"
 
 
 def test_the_table(tmp_path: Path) -> None:
