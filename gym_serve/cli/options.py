@@ -30,7 +30,6 @@ from gym_serve.types.requests import JSON
 if TYPE_CHECKING:
     from gym_serve.client import Gym
     from gym_serve.evaluation.models import Model
-    from gym_serve.graph.spec import GraphSpec
 
 
 FileArgument = Annotated[
@@ -76,14 +75,6 @@ FailuresOption = Annotated[
         help="A failed rollout is left out of scores (mask), or counts as a reward of 0 (zero).",
     ),
 ]
-
-
-def agent_models(spec: GraphSpec) -> list[str]:
-    """Names of the models that the agents of a graph call."""
-    agents: Any = spec.agents
-    settings = agents.values() if isinstance(agents, dict) else ()
-    named = [agent.get("model") for agent in settings if isinstance(agent, dict)]
-    return sorted({name for name in named if isinstance(name, str) and name in spec.models})
 
 
 def resolve_file(file: Path | JSON, overrides: Sequence[str] | None, application: str | None) -> Graph:
@@ -202,8 +193,8 @@ class Target:
         """
         if self.graph is None:
             raise typer.BadParameter("--model changes a graph file that this command deploys")
-        spec = load_graph(self.graph, overrides=self.overrides, application=self.application).spec
-        names = agent_models(spec)
+        source = load_graph(self.graph, overrides=self.overrides, application=self.application)
+        names = source.spec.policies()
         if not names:
             raise typer.BadParameter("--model: no agent of the graph has a model of the graph")
         settings = orjson.dumps(model.settings).decode()

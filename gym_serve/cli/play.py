@@ -28,7 +28,6 @@ from gym_serve.cli.options import (
     PromptOption,
     SetOption,
     YesOption,
-    agent_models,
     read_model,
 )
 from gym_serve.cli.printing import new_console, print_json
@@ -303,7 +302,7 @@ def _graph(source: str, policy: JSON | None, sets: list[str], application: str |
     content: Any = source if _is_file(source) else _around(source)
     loaded = load_graph(content, overrides=sets, application=application)
     if policy is not None:
-        for name in agent_models(loaded.spec):
+        for name in loaded.spec.policies():
             loaded.spec.models[name] = policy
     graph = resolve(loaded.spec, source=loaded.path, base_dir=loaded.base_dir)
     return graph, default_agent(graph)

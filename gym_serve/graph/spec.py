@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -222,6 +222,18 @@ class GraphSpec(BaseModel):
     def raw(self) -> dict[str, Any]:
         """The given keys and values, unchanged, including unknown keys."""
         return {key: value for key, value in self if key in self.model_fields_set}
+
+    def policies(self) -> list[str]:
+        """The models of the graph that its agents name, those included that they name only ``if`` something
+        is set."""
+        agents: Any = self.agents
+        named: dict[str, None] = {}
+        for agent in agents.values() if isinstance(agents, Mapping) else ():
+            for part in (agent, agent.get("then"), agent.get("else")) if isinstance(agent, Mapping) else ():
+                name = part.get("model") if isinstance(part, Mapping) else None
+                if isinstance(name, str) and name in self.models:
+                    named[name] = None
+        return list(named)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         # Settings may hold secrets until they are resolved, so only names are shown.

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 import orjson
 
 from gym_serve.client.gym import AsyncGym, Gym
-from gym_serve.graph import GraphSpec, load_graph
+from gym_serve.graph import load_graph
 from gym_serve.graph.classes import find_class
 from gym_serve.servers.base import Server
 from gym_serve.training.samples import TrainingSample, media_in, samples, verified
@@ -39,7 +39,6 @@ __all__ = [
     "Siblings",
     "columns_of",
     "endpoints_of",
-    "policies_of",
     "row_of",
     "settings_for",
 ]
@@ -82,7 +81,7 @@ class Episodes:
         processor: Any = None,
     ) -> None:
         source = load_graph(graph, overrides=overrides or {})
-        policies = list(models) or policies_of(source.spec)
+        policies = list(models) or source.spec.policies()
         if not policies:
             raise GraphError("agents: none names a model of the graph; give `models`", source=source.path)
         processor = processor if hasattr(processor, "image_token") else None
@@ -341,18 +340,6 @@ def _model_with(tokenizer: Any, processor: Any) -> type[Server]:
     return TrainersModel
 
 
-def policies_of(spec: GraphSpec) -> list[str]:
-    """The models that agents name, those included that they name only ``if`` something is set."""
-    models: dict[str, None] = {}
-    for agent in spec.agents.values():
-        parts = [agent, *(agent.get(key) for key in ("then", "else"))] if isinstance(agent, Mapping) else []
-        for part in parts:
-            name = part.get("model") if isinstance(part, Mapping) else None
-            if isinstance(name, str) and name in spec.models:
-                models[name] = None
-    return list(models)
-
-
 def endpoints_of(graph: Any, overrides: Mapping[str, Any], **settings: Any) -> JSON:
     r"""Overrides of a graph that make `chat_model`\ s of its agents' models, for trainers with an endpoint.
 
@@ -360,7 +347,7 @@ def endpoints_of(graph: Any, overrides: Mapping[str, Any], **settings: Any) -> J
     are kept. Raises `GraphError` if the graph has problems, or no model that an agent names.
     """
     source = load_graph(graph, overrides=overrides)
-    names = policies_of(source.spec)
+    names = source.spec.policies()
     if not names:
         raise GraphError("agents: none names a model of the graph", source=source.path)
     # No call goes to the address of this machine: every row has an endpoint.
