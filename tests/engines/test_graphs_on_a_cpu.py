@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +90,14 @@ def _of_another_model() -> bytes:
 
 
 def _kill(title: str, below: str = "") -> None:
-    """Kill the one process of this test with such a title, and such a parent, as soon as there is one."""
-    ends = time.monotonic() + 60
-    while len(found := [p for p in _processes() if _is_meant(p, title, below)]) != 1:
-        assert time.monotonic() < ends, _processes()
+    """Kill the processes of this test with such a title, and such a parent, as soon as there is one."""
+    ends = time.monotonic() + 180
+    while not (meant := [p for p in _processes() if _is_meant(p, title, below)]):
+        assert time.monotonic() < ends, [_titles(p) for p in _processes()]
         time.sleep(0.5)
-    os.kill(found[0].pid, signal.SIGKILL)
+    for process in meant:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _processes() -> list[psutil.Process]:
@@ -104,11 +105,17 @@ def _processes() -> list[psutil.Process]:
 
 
 def _is_meant(process: psutil.Process, title: str, below: str) -> bool:
+    own, parent = _titles(process)
+    return title in own and below in parent
+
+
+def _titles(process: psutil.Process) -> tuple[str, str]:
+    """A process's title and its parent's; nothing for one that ended meanwhile."""
     try:
         parent = process.parent()
-        return title in _title(process) and parent is not None and below in _title(parent)
-    except psutil.NoSuchProcess:  # one of Ray's that ended meanwhile
-        return False
+        return _title(process), _title(parent) if parent is not None else ""
+    except psutil.NoSuchProcess:
+        return "", ""
 
 
 def _title(process: psutil.Process) -> str:

@@ -31,6 +31,8 @@ class Drawing:
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        added = self.tokenizer.added_tokens_decoder
+        self.plain = [token not in added for token in range(self.model.config.vocab_size)]
 
     def __call__(
         self, prompt: Sequence[int], random: np.random.Generator, temperature: float
@@ -46,7 +48,10 @@ class Drawing:
                 out = self.model(step, past_key_values=past, use_cache=True)
             past = out.past_key_values
             found = (out.logits[0, -1].double() / temperature).log_softmax(-1).numpy()
-            token = int(random.choice(len(found), p=np.exp(found))) if said is None else said
+            drawn = (
+                np.exp(found) * self.plain
+            )  # what would begin or end something comes from the script alone
+            token = int(random.choice(len(found), p=drawn / drawn.sum())) if said is None else said
             yield token, float(found[token])
             step = torch.tensor([[token]])
 

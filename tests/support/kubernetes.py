@@ -79,12 +79,13 @@ class Cluster:
             return web.json_response({"kind": "Status", "reason": "AlreadyExists"}, status=409)
         body["metadata"] = {**meta, "name": name, "uid": str(uuid.uuid4())}
         if kind == "pods":
-            await self._run(name, body)
+            self._settle(body)
+            if not self.waiting:
+                await self._run(name, body)
         self.objects[kind][name] = body
         return web.json_response(body, status=201)
 
-    async def _run(self, name: str, pod: Any) -> None:
-        [container] = pod["spec"]["containers"]
+    def _settle(self, pod: Any) -> None:
         state: Any = {"waiting": {"reason": self.waiting}} if self.waiting else {"running": {}}
         statuses = {
             "name": "box",
@@ -95,6 +96,9 @@ class Cluster:
             "restartCount": 0,
         }
         pod["status"] = {"phase": "Pending" if self.waiting else "Running", "containerStatuses": [statuses]}
+
+    async def _run(self, name: str, pod: Any) -> None:
+        [container] = pod["spec"]["containers"]
         image = {"busybox": ("--tmpfs", "/usr/bin", "--ro-bind", "/usr/bin/dash", "/usr/bin/sh")}
         variables = [word for each in container["env"] for word in ("--setenv", each["name"], each["value"])]
         links = [
