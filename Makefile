@@ -30,6 +30,7 @@ BIN := $(VENV)/bin
 
 INTEROP ?= .venv-interop
 FOREIGN ?= .venv-foreign
+NEMO_GYM_VENV ?= .venv-nemo-gym
 TABLES ?= .venv-tables
 TRACKERS ?= .venv-trackers
 PYTHON312 ?= python3.12
@@ -159,12 +160,10 @@ $(DOCS)/.done: pyproject.toml
 	touch $@
 
 # NeMo Gym asks for Python 3.13.14, and runs on every 3.13; verifiers' programs are started by uv.
-peers: $(VENV)/.test
-	$(PYTHON313) -m venv .venv-nemo-gym
-	.venv-nemo-gym/bin/pip install --quiet --disable-pip-version-check --ignore-requires-python nemo-gym==0.7.0
+peers: $(VENV)/.test $(NEMO_GYM_VENV)/.done
 	$(PYTHON) -m venv .venv-verifiers
 	.venv-verifiers/bin/pip install --quiet --disable-pip-version-check verifiers==0.4.0 uv
-	$(BIN)/python -m benchmarks.peers --nemo-gym .venv-nemo-gym --verifiers .venv-verifiers
+	$(BIN)/python -m benchmarks.peers --nemo-gym $(NEMO_GYM_VENV) --verifiers .venv-verifiers
 
 # Ray asks for the token of its environment.
 chaos: $(VENV)/.test
@@ -221,8 +220,8 @@ $(GPU)/.done: pyproject.toml
 	touch $@
 endif
 
-interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done $(TABLES)/.done $(TRACKERS)/.done
-	INTEROP_VENV=$(CURDIR)/$(INTEROP) FOREIGN_VENV=$(CURDIR)/$(FOREIGN) TABLES=$(CURDIR)/$(TABLES) $(BIN)/python -m pytest tests/interop
+interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done $(NEMO_GYM_VENV)/.done $(TABLES)/.done $(TRACKERS)/.done
+	INTEROP_VENV=$(CURDIR)/$(INTEROP) FOREIGN_VENV=$(CURDIR)/$(FOREIGN) TABLES=$(CURDIR)/$(TABLES) NEMO_GYM_VENV=$(CURDIR)/$(NEMO_GYM_VENV) $(BIN)/python -m pytest tests/interop
 	$(TRACKERS)/bin/python -m pytest -m interop tests/rollouts/test_trackers.py
 
 # Tables of others (tests/interop/test_table_*.py), out of their packages; none is installed.
@@ -275,6 +274,12 @@ checkout = git init --quiet $(INTEROP)/src/$(1) && \
     printf '%s\n' $(addprefix $(CURDIR)/$(INTEROP)/src/$(1)/,$(3)) > $$($(INTEROP)/bin/python -c 'import site; print(site.getsitepackages()[0])')/$(1).pth
 
 # NeMo Gym first: it pins its openai, which is in the range of ours. Then what some of its servers need.
+# Its servers, as released; math-verify is what one of them asks for.
+$(NEMO_GYM_VENV)/.done:
+	$(PYTHON313) -m venv $(NEMO_GYM_VENV)
+	$(NEMO_GYM_VENV)/bin/pip install --quiet --disable-pip-version-check --ignore-requires-python nemo-gym==0.7.0 math-verify==0.8.0
+	touch $@
+
 $(FOREIGN)/.done:
 	$(PYTHON312) -m venv $(FOREIGN)
 	$(FOREIGN)/bin/pip install --quiet nemo-gym==0.4.0

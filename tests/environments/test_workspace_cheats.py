@@ -200,7 +200,9 @@ async def reward_after(bench: Bench, row: dict[str, Any], command: str) -> dict[
 
 
 def row_of(image: Path) -> dict[str, Any]:
-    failing = {"test_no.py": "def test_no():\n    raise AssertionError\n"}
+    failing = {  # it waits before it begins, so that what works beside it has had its time
+        "test_no.py": "import time\ndef test_no():\n    raise AssertionError\ntime.sleep(1)\n"
+    }
     return {
         "responses_create_params": {"input": "Write app.add."},
         "image": str(image),
