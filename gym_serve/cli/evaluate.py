@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from gym_serve.cli.collect import ConcurrencyOption, MaxFailuresOption, ResumeOption, RetryOption, SkipOption
-from gym_serve.cli.options import MODEL_HELP, JsonOption, YesOption, fetch_weights, parse_pairs
+from gym_serve.cli.options import MODEL_HELP, JsonOption, PriceOption, YesOption, fetch_weights, parse_pairs
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.cli.run_collection import exit_of
 from gym_serve.types.errors import InvalidRequest
@@ -94,10 +94,14 @@ def evaluate(
         float | None,
         typer.Option(min=0.001, help="Seconds of one rollout at most, before its verification."),
     ] = None,
+    sample_cost: Annotated[
+        float | None, typer.Option(min=0, help="Cost of one rollout at most, at the --price of its model.")
+    ] = None,
+    price: PriceOption = None,
     concurrency: ConcurrencyOption = 128,
     timeout: Annotated[float | None, typer.Option(help="Time limit of one attempt, in seconds.")] = None,
     max_cost: Annotated[
-        float | None, typer.Option(min=0, help="Stop once model calls have cost this much.")
+        float | None, typer.Option(min=0, help="Stop once model calls have cost this much, at --price.")
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Stop once model calls have used this many tokens.")
@@ -148,6 +152,7 @@ def evaluate(
     # Imported here, so that --help and usage errors start fast.
     from gym_serve.evaluation.plan import Request
     from gym_serve.rollouts import Budget
+    from gym_serve.servers.usage import read_prices
 
     sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
     request = Request(
@@ -170,6 +175,8 @@ def evaluate(
         max_turns=max_turns,
         sample_tokens=sample_tokens,
         sample_seconds=sample_seconds,
+        sample_cost=sample_cost,
+        prices={name: one.model_dump(exclude_none=True) for name, one in read_prices(price or ()).items()},
     )
     earlier = None if repeat_of is None else _stored(repeat_of)
     if earlier is not None:

@@ -50,6 +50,14 @@ SandboxOption = Annotated[
         help="Provider of the sandboxes of the graph's environments: bubblewrap, docker, or another one.",
     ),
 ]
+PriceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODEL=INPUT/OUTPUT[/CACHED]",
+        help="Price of a model's tokens, per million. Repeat it for other models.",
+        show_default=False,
+    ),
+]
 ApplicationOption = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gym_serve.cli.options import JsonOption
+from gym_serve.cli.options import JsonOption, PriceOption
 from gym_serve.cli.printing import echo, print_json
 
 PORT = 7433
@@ -43,15 +43,7 @@ def view(
     where: Annotated[
         str, typer.Option(metavar="CONDITION", help="Rollouts to export, by a filter as on the page.")
     ] = "",
-    price: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL=INPUT/OUTPUT[/CACHED]",
-            help="Price of a model server's tokens, per million; by default as in the run's header. "
-            "Repeat it for other models.",
-            show_default=False,
-        ),
-    ] = None,
+    price: PriceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show rollouts on a page in the browser: runs, tasks, conversations, tokens.
@@ -63,10 +55,10 @@ def view(
 
     Example: gym-serve view out.jsonl
     """
+    from gym_serve.servers.usage import read_prices
     from gym_serve.view.serving import export_site, serve
-    from gym_serve.view.statistics import parse_price
 
-    prices = dict(map(parse_price, price or ()))
+    prices = read_prices(price or ())
     if export is not None:
         count = export_site(paths, export, where, prices)
         if as_json:

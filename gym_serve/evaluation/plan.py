@@ -36,8 +36,9 @@ class Request:
         map: of files of rows: fields as expressions of columns.
         params: sampling parameters of all rows, over those of the benchmarks.
         repeats: rollouts of each row; None for those of each benchmark.
-        max_turns, sample_tokens, sample_seconds: limits of each rollout, over those of the benchmarks; one
-            that ends at a limit is scored as it stands.
+        prices: of the models' tokens, by label.
+        max_turns, sample_tokens, sample_seconds, sample_cost: limits of each rollout, over those of the
+            benchmarks; one that ends at a limit is scored as it stands.
     """
 
     benchmarks: list[str]
@@ -56,6 +57,8 @@ class Request:
     max_turns: int | None = None
     sample_tokens: int | None = None
     sample_seconds: float | None = None
+    sample_cost: float | None = None
+    prices: Mapping[str, JSON] = field(default_factory=dict)
 
     def plan(self) -> Plan:
         """The plan. Raises GymError: a name or a file cannot be used."""
@@ -67,8 +70,21 @@ class Request:
             raise InvalidRequest(
                 f"two benchmarks are called {', '.join(sorted(doubled))}: evaluate them one by one"
             )
-        judge = None if self.judge is None else read_models([self.judge])[0]
-        return Plan(self, benchmarks, read_models(self.models), judge)
+        models = list(map(self._priced, read_models(self.models)))
+        judge = None if self.judge is None else self._priced(read_models([self.judge])[0])
+        labels = [model.label for model in (*models, judge) if model is not None]
+        if unknown := self.prices.keys() - set(labels):
+            raise InvalidRequest(
+                f"--price names {', '.join(sorted(unknown))}; models are {', '.join(labels)}"
+            )
+        unpriced = [model.label for model in models if model.label not in self.prices]
+        if self.sample_cost is not None and unpriced:
+            raise InvalidRequest(f"--sample-cost needs prices: --price {unpriced[0]}=INPUT/OUTPUT")
+        return Plan(self, benchmarks, models, judge)
+
+    def _priced(self, model: Model) -> Model:
+        prices = self.prices.get(model.label)
+        return model if prices is None else model._replace(settings={**model.settings, "prices": prices})
 
     def find(self) -> list[Benchmark]:
         """The benchmarks. Raises GymError: one is not there, or its file has problems."""
@@ -119,10 +135,19 @@ class Plan:
         """What stands under ``args`` of a graph file. Raises InvalidRequest: a judge is missing."""
         models = {model.server: model.settings for model in self.models}
         graph = composed(self.benchmarks, models, None if self.judge is None else self.judge.settings)
+        costs = {model.server: self._cost_limit(model) for model in self.models}
         return {
             **graph,
-            "agents": {name: {**agent, **self._limits} for name, agent in graph["agents"].items()},
+            "agents": {
+                name: {**agent, **self._limits, **costs[agent["model"]]}
+                for name, agent in graph["agents"].items()
+            },
         }
+
+    def _cost_limit(self, model: Model) -> JSON:
+        """The setting of a model's agents that limits the cost of a rollout."""
+        most = self.request.sample_cost
+        return {} if most is None else {"max_episode_cost": {"most": most, **model.settings["prices"]}}
 
     @property
     def _limits(self) -> JSON:

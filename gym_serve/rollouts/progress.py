@@ -165,7 +165,7 @@ class Budget:
             if limit is not None and not limit > 0:
                 raise InvalidRequest(f"`{name}` must be a positive number, got {limit}")
         if self.max_cost is not None and not prices:
-            problem = "no model of the graph has any; set models.<name>.prices"
+            problem = "no model has any; set models.<name>.prices (eval: --price MODEL=INPUT/OUTPUT)"
             raise InvalidRequest(f"`max_cost` needs prices, and {problem}")
 
 

@@ -29,6 +29,7 @@ from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.servers.live import LIVE, LiveEpisodes
 from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
 from gym_serve.servers.transport import Reply, encode
+from gym_serve.servers.usage import CostLimit
 from gym_serve.types.endings import OnDeadline, ending
 from gym_serve.types.errors import AgentFailed, AuthorError, GymError, PolicyDeadline, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
@@ -99,6 +100,9 @@ class AgentServer(Server):
         max_episode_tokens: int | None = Field(None, ge=1)
         """Tokens of an episode, the prompts and the generations of its model calls together; null sets no
         limit. No call begins beyond it: the episode ends and is verified."""
+        max_episode_cost: CostLimit | None = None
+        """The same for what its own model's calls cost: ``{most: 0.05, input: 2.0, output: 8.0}``, with
+        prices per million tokens."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -25,7 +25,7 @@ from gym_serve.servers.history import CALL_KEYS, History, is_refusal_of_history
 from gym_serve.servers.sessions import replica_of
 from gym_serve.servers.tools import TASK_STEPS, UNAVAILABLE, UNVERIFIED, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import Reply, encode
-from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering
+from gym_serve.servers.usage import USAGE_FIELD, CostLimit, UsageMeter, metering
 from gym_serve.types.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -40,7 +40,7 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 from gym_serve.types.media import shown_parts
-from gym_serve.types.protocols import context_overflow_response, usage_sum
+from gym_serve.types.protocols import context_overflow_response, tokens_of, usage_sum
 from gym_serve.types.protocols.requests import metadata_object
 from gym_serve.types.requests import JSON, input_items
 
@@ -75,6 +75,7 @@ class Limits(NamedTuple):
     max_answer_bytes: int = 4 * 2**20
     max_episode_bytes: int = 32 * 2**20
     max_episode_tokens: int | None = None
+    max_episode_cost: CostLimit | None = None
 
 
 def written_bytes(value: Any, depth: int = 0) -> int:
@@ -262,8 +263,8 @@ class Episode:
         if self._over or self._bytes >= self._limits.max_episode_bytes:
             self.fields.setdefault("stopped_by", "max_episode_bytes")
             raise EpisodeOver
-        if (most := self._limits.max_episode_tokens) is not None and self._tokens() >= most:
-            self.stop("max_episode_tokens")
+        if (limit := self._used_up()) is not None:
+            self.stop(limit)
             raise EpisodeOver
         body = {**self._params, "input": self._history.items}
         try:
@@ -291,9 +292,16 @@ class Episode:
         self._history.add_turn(turn, self._declared or ())
         return turn
 
-    def _tokens(self) -> int:
-        usage = usage_sum(self._usages) or {}
-        return int(usage.get("input_tokens") or 0) + int(usage.get("output_tokens") or 0)
+    def _used_up(self) -> str | None:
+        """The limit of tokens or cost that the model calls have reached, if any."""
+        tokens, cost = self._limits.max_episode_tokens, self._limits.max_episode_cost
+        if tokens is None and cost is None:
+            return None
+        prompt, cached, output = tokens_of(usage_sum(self._usages)) or (0, 0, 0)
+        if tokens is not None and prompt + output >= tokens:
+            return "max_episode_tokens"
+        counts = {"input_tokens": prompt, "cached_tokens": cached, "output_tokens": output}
+        return "max_episode_cost" if cost is not None and cost.cost(counts) >= cost.most else None
 
     async def _answer(self, body: JSON) -> JSON:
         # An agent behind a URL, in the place of a model, has no stream.

@@ -7,13 +7,14 @@ when the session is closed. A failed call is not counted; one without usage is `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
 
 from gym_serve.observe.timeline import Recorder
+from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.protocols import Tokens, tokens_of
 from gym_serve.types.requests import JSON
 
@@ -45,6 +46,35 @@ class Prices(BaseModel):
         cached_input = self.input if self.cached_input is None else self.cached_input
         fresh = counts["input_tokens"] - cached
         return (fresh * self.input + cached * cached_input + counts["output_tokens"] * self.output) / _MILLION
+
+
+def read_prices(texts: Iterable[str]) -> dict[str, Prices]:
+    """Prices by model, of texts ``MODEL=INPUT/OUTPUT[/CACHED]``, per million tokens. Raises InvalidRequest: a
+    text is something else."""
+    return dict(map(_read_price, texts))
+
+
+def _read_price(text: str) -> tuple[str, Prices]:
+    name, _, price = text.rpartition("=")
+    try:
+        numbers = [float(part) for part in price.split("/")]
+        output, *cached = numbers[1:]
+        if not name or len(cached) > 1:
+            raise ValueError
+        prices = Prices(input=numbers[0], output=output, cached_input=cached[0] if cached else None)
+    except ValueError:  # pydantic's, too
+        raise InvalidRequest(
+            f"a price must be MODEL=INPUT/OUTPUT or MODEL=INPUT/OUTPUT/CACHED, per million tokens,"
+            f" got {text!r}"
+        ) from None
+    return name, prices
+
+
+class CostLimit(Prices):
+    """A limit of cost, with the prices that it is counted by."""
+
+    most: PositiveFloat
+    """The limit, in the currency of the prices."""
 
 
 class UsageMeter:

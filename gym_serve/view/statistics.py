@@ -26,7 +26,6 @@ from gym_serve.metrics.estimators import Clusters, Figure, pass_curve, stdev
 from gym_serve.rollouts.analysis.comparison import Comparison, Scores, Side
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.servers.usage import Prices
-from gym_serve.types.errors import InvalidRequest
 from gym_serve.view.facts import Usage
 from gym_serve.view.queries import read_facets, reading_all
 from gym_serve.view.runs import Reading, Run
@@ -34,24 +33,6 @@ from gym_serve.view.sources import RunFiles, open_regular
 from gym_serve.view.tables import MOST_MODELS, usage_columns
 
 _LARGEST_HEADER = 16 << 20  # bytes
-
-
-def parse_price(text: str) -> tuple[str, Prices]:
-    """A model server and its prices per million tokens, of ``MODEL=INPUT/OUTPUT[/CACHED]``. Raises
-    InvalidRequest: it is something else."""
-    name, _, price = text.rpartition("=")
-    try:
-        numbers = [float(part) for part in price.split("/")]
-        output, *cached = numbers[1:]
-        if not name or len(cached) > 1:
-            raise ValueError
-        prices = Prices(input=numbers[0], output=output, cached_input=cached[0] if cached else None)
-    except ValueError:  # pydantic's, too
-        raise InvalidRequest(
-            f"a price must be MODEL=INPUT/OUTPUT or MODEL=INPUT/OUTPUT/CACHED, per million tokens,"
-            f" got {text!r}"
-        ) from None
-    return name, prices
 
 
 def recorded_prices(files: RunFiles) -> dict[str, Prices]:

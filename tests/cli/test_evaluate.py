@@ -117,7 +117,10 @@ def test_a_grader_that_cannot_be_used_stops_the_start(folder: Path, text: str, m
 
 
 def test_limits_of_rollouts_and_of_the_run(folder: Path, endpoint: ChatEndpoint) -> None:
-    limits = ("--max-turns", "3", "--sample-tokens", "500", "--sample-seconds", "60")
+    limits = (
+        *("--max-turns", "3", "--sample-tokens", "500", "--sample-seconds", "60"),
+        *("--price", "m=1e3/2e3", "--sample-cost", "0.5", "--max-cost", "9"),
+    )
     arguments = (*SUMS, "--model", f"{endpoint.url}#m", *limits, "-o", "out")
     done = run(*arguments, "--max-seconds", "1e-9")
     assert done.exit_code == 4
@@ -128,7 +131,22 @@ def test_limits_of_rollouts_and_of_the_run(folder: Path, endpoint: ChatEndpoint)
     assert done.exit_code == 0, done.output
     results = orjson.loads(done.stdout)
     assert results["agent"] == {"max_steps": 3, "max_episode_tokens": 500, "episode_timeout": 60.0}
-    assert results["notes"] == []
+    assert (results["models"][0]["prices"], results["notes"]) == ({"input": 1e3, "output": 2e3}, [])
+    assert results["cost"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--sample-cost", "1"), "--sample-cost needs prices: --price scripted=INPUT/OUTPUT"),
+        (("--price", "other=1/2"), "--price names other; models are scripted"),
+        (("--max-cost", "1"), "eval: --price MODEL=INPUT/OUTPUT"),
+    ],
+)
+def test_costs_need_prices(folder: Path, options: tuple[str, ...], problem: str) -> None:
+    done = run(*SUMS, "--model", "scripted", "-o", "out", *options)
+    assert done.exit_code == 1
+    assert problem in " ".join(done.output.split())
 
 
 def test_a_check_needs_no_model() -> None:

@@ -106,12 +106,19 @@ async def test_an_episode_over_the_limit_ends_and_is_verified() -> None:
     assert written_bytes(rollout["response"]["output"]) < 7000
 
 
-async def test_an_episode_that_has_used_its_tokens_ends_and_is_verified() -> None:
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        ("max_episode_tokens", 101),
+        ("max_episode_cost", {"most": 0.0005, "input": 2.0, "output": 12.0}),  # 0.0002 a call
+    ],
+)
+async def test_an_episode_that_has_used_up_its_tokens_ends_and_is_verified(limit: str, most: Any) -> None:
     usage = {"input_tokens": 40, "output_tokens": 10, "total_tokens": 50}
     turn = {"id": "r", "object": "response", "output": [call()], "usage": usage}
     policy = Scripted(*[turn] * 30)
-    rollout = await rollout_of(policy, max_episode_tokens=101)
-    assert (rollout["stopped_by"], rollout["reward"]) == ("max_episode_tokens", 3.0)
+    rollout = await rollout_of(policy, **{limit: most})
+    assert (rollout["stopped_by"], rollout["reward"]) == (limit, 3.0)
     assert rollout["response"]["usage"]["total_tokens"] == 150
 
 

@@ -23,9 +23,9 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
 from gym_serve.rollouts import Backoff
 from gym_serve.servers.transport import Call, Reply
-from gym_serve.servers.usage import UsageMeter
+from gym_serve.servers.usage import UsageMeter, read_prices
 from gym_serve.transports import InlineTransport
-from gym_serve.types.errors import Unavailable
+from gym_serve.types.errors import InvalidRequest, Unavailable
 
 
 class Policy(ModelServer):
@@ -189,3 +189,11 @@ async def test_the_models_beside_the_policy_are_counted_under_their_names() -> N
         assert rollout["model_usage"]["model"]["other"] == judged(calls)
         assert rollout["model_usage"]["model"]["policy"]["calls"] > calls
     assert rollout["model_usage"]["verify"]["judge"] == judged(6)  # three attempts, each was verified
+
+
+@pytest.mark.parametrize(
+    "price", ["policy", "=1/2", "policy=1", "policy=1/2/3/4", "policy=1/-2", "policy=a/2"]
+)
+def test_a_price_that_is_none(price: str) -> None:
+    with pytest.raises(InvalidRequest, match="a price must be MODEL=INPUT/OUTPUT"):
+        read_prices([price])
