@@ -15,6 +15,7 @@ from gym_serve.cli.collect import ConcurrencyOption, MaxFailuresOption, ResumeOp
 from gym_serve.cli.options import MODEL_HELP, JsonOption, PriceOption, YesOption, fetch_weights, parse_pairs
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.cli.run_collection import exit_of
+from gym_serve.cli.view import PORT
 from gym_serve.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def _results(
         cost=report.spent.cost,
     )
     (folder / _RESULTS).write_bytes(orjson.dumps(results.to_json(), option=orjson.OPT_INDENT_2, default=str))
-    write_html(results, folder / _PAGE, folder / _ROLLOUTS)
+    write_html(results, folder / _PAGE, folder / _ROLLOUTS, f"http://127.0.0.1:{PORT}")
     return results
 
 

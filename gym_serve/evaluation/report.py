@@ -7,17 +7,23 @@ import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from urllib.parse import urlencode
 
 from jinja2 import Environment
 
+from gym_serve.evaluation.benchmark import ROW_ID
 from gym_serve.evaluation.results import Cell, Difference, Results, Score
 
 _PAGE = Path(__file__).with_name("report.html")
 
 
-def write_html(results: Results, path: Path, output: Path) -> None:
-    """Write the page. What models and rows say is escaped. ``output``: the run's main file, as it is named
-    there."""
+def write_html(results: Results, path: Path, output: Path, viewer: str) -> None:
+    """Write the page. What models and rows say is escaped.
+
+    Args:
+        output: the run's main file, as it is named there.
+        viewer: base URL of a viewer of that file, which rows are links into.
+    """
     table = by_benchmark(results)
     compared = sum(cell.difference is not None for cell in results.cells)
     page = Environment(autoescape=True).from_string(_PAGE.read_text("utf-8"))
@@ -31,6 +37,7 @@ def write_html(results: Results, path: Path, output: Path) -> None:
         compared=compared,
         has_baseline=compared > 0,
         output=output,
+        link=lambda row: f"{viewer}/#/rollouts?{urlencode({'where': _condition(row)})}",
         settings=json.dumps(results.record, indent=2, ensure_ascii=False, default=str),
         percent=percent,
         interval=interval,
@@ -38,6 +45,11 @@ def write_html(results: Results, path: Path, output: Path) -> None:
         clamp=lambda share: min(max(share, 0.0), 1.0),
     )
     path.write_text(text, "utf-8")
+
+
+def _condition(row: str) -> str:
+    quoted = row.replace("'", "''")
+    return f"row.{ROW_ID} = '{quoted}'"
 
 
 def by_benchmark(results: Results) -> Mapping[str, list[Cell]]:

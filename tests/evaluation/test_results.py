@@ -156,7 +156,7 @@ def test_a_page_escapes_what_models_write(tmp_path: Path) -> None:
         }
     ]
     results.record["notes"] = ["stopped before its end"]
-    write_html(results, tmp_path / "report.html", tmp_path / "rollouts.jsonl")
+    write_html(results, tmp_path / "report.html", tmp_path / "rollouts.jsonl", "http://127.0.0.1:7433")
     page = (tmp_path / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
