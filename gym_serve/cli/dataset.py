@@ -23,6 +23,7 @@ import typer
 
 from gym_serve.cli.options import App, ApplicationOption, JsonOption, resolve_file
 from gym_serve.cli.printing import echo, print_json, print_problems
+from gym_serve.cli.publishing import push
 from gym_serve.graph.spec import Graph, Node, nearest
 from gym_serve.rollouts.rows import Problems, read_rows, rollout_index, task_index
 from gym_serve.rollouts.tables import IntTable, digest
@@ -504,6 +505,6 @@ def write_rows(rows: Iterator[JSON], output: Path) -> int:
     return written
 
 
-dataset = App(name="dataset", no_args_is_help=True, help="Check and prepare files of rows.")
-for command in (validate, render, benchmark):
+dataset = App(name="dataset", no_args_is_help=True, help="Check, prepare and publish files of rows.")
+for command in (validate, render, benchmark, push):
     dataset.command()(command)

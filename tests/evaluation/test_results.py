@@ -162,4 +162,5 @@ def test_a_page_escapes_what_models_write(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)" in page
     assert "&lt;b&gt;no" in page
     shown = ("Add &lt;numbers&gt;.", "{{ sum }}", "Contamination: Models have", "stopped before its end")
+    assert "http://127.0.0.1:7433/#/rollouts?where=row.benchmark_row+%3D+%27" in page
     assert all(text in page for text in shown)
