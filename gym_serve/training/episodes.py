@@ -277,11 +277,15 @@ class Adapter:
         return Outcome(rollout, read(rollout), siblings)
 
 
-def refuse_unseen(row: JSON, *, sees: bool) -> None:
-    """Raises InvalidRequest: a row's prompt has media that a trainer's policy is not given. ``sees``: it is
-    given pictures."""
-    items = input_items(with_prompt(row).get("responses_create_params", {}).get("input") or [])
-    for part in media_in(items):
+def refuse_unseen(row: Mapping[str, Any], *, sees: bool) -> None:
+    """Raises InvalidRequest: a row, or a rollout, has media that the trainer's policy is not given.
+
+    ``sees``: it is given pictures.
+    """
+    items = input_items(with_prompt(dict(row)).get("responses_create_params", {}).get("input") or [])
+    response = row.get("response")
+    output = response.get("output") if isinstance(response, dict) else None
+    for part in media_in([*items, *(output or ())]):
         if not sees or not list(pictures_in([part])):
             kinds = "text and pictures" if sees else "text only"
             raise InvalidRequest(f"the trainer's policy takes {kinds}, got {part['type']}")
