@@ -32,11 +32,10 @@ TEMPLATE = """\
 {% endif -%}
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
-{%- if message.content is string %}
-{{ message.content }}
-{%- else %}
-{% for part in message.content or [] %}{{ '\x01' if part.type == 'image' else part.text }}{% endfor -%}
-{% endif -%}
+{%- set parts = message.content if message.content is iterable and message.content is not string else [] %}
+
+{{ message.content or '' if not parts }}
+{%- for part in parts %}{{ '\x01' if part.type == 'image' else part.text }}{% endfor %}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
 <|im_end|>
 {% endfor -%}
