@@ -242,7 +242,7 @@ $(TRACKERS)/.done: pyproject.toml
 	$(TRACKERS)/bin/pip install --quiet -e '.[test,wandb,mlflow]'
 	touch $@
 
-# --no-deps where the pins of two trainers collide; harbor pins Python 3.12, its models run on 3.11.
+# --no-deps where the pins of two trainers collide; harbor and SkyRL pin Python 3.12, what is run of them runs on 3.11.
 $(INTEROP)/.done:
 	$(PYTHON) -m venv $(INTEROP)
 	$(INTEROP)/bin/pip install --quiet torch==2.13.0 'transformers>=5.5.3,<5.11' datasets==5.2.0 pyarrow \
@@ -252,8 +252,9 @@ $(INTEROP)/.done:
 	$(INTEROP)/bin/pip install --quiet --no-deps --ignore-requires-python harbor==0.25.0
 	$(INTEROP)/bin/pip install --quiet 'ray[serve]==2.60.0' msgspec backports.zstd python-dotenv httpx-aiohttp \
 	    'openai>=2.7' yarl docstring-parser regex typer 'opentelemetry-sdk<1.45.2'
-	$(INTEROP)/bin/pip install --quiet --no-deps skyrl==0.3.0 skyrl-gym==0.4.0 areal==1.0.4
-	$(INTEROP)/bin/pip install --quiet loguru jaxtyping func_timeout cloudpathlib polars s3fs \
+	$(INTEROP)/bin/pip install --quiet --no-deps skyrl-gym==0.4.0 areal==1.0.4
+	$(INTEROP)/bin/pip install --quiet --no-deps --ignore-requires-python skyrl==0.4.0
+	$(INTEROP)/bin/pip install --quiet pybase64 loguru jaxtyping func_timeout cloudpathlib polars s3fs \
 	    wandb nvidia-ml-py mlflow-skinny swanlab matplotlib soundfile scipy \
 	    colorlog json5 math-verify tenacity flask lark numba einops aiofiles litellm==1.83.0
 	$(INTEROP)/bin/pip install --quiet 'protobuf>=7.35'

@@ -5,7 +5,8 @@
 It answers ``run``, ``health`` and ``cancel``, frames of request id, method and MessagePack, as the env server
 of verifiers does. A run brings its task, which is a row, and the client of the model. A rollout that failed
 is an episode that is not ``ok``. Episodes and traces name the task by verifiers' key and hash, which prime-rl
-checks. What an answer is depends on the verifiers that prime-rl has, which a request does not tell:
+checks. Traces have no form for what a model is given for a picture: rows and rollouts with pictures or sound
+are refused. What an answer is depends on the verifiers that prime-rl has, which a request does not tell:
 
 - 0.3 (prime-rl 0.8): the frames request id and MessagePack, with the whole episode.
 - 0.4: the frames request id, ``reply`` and MessagePack. Before it, each trace is sent as one ``delta``; the
@@ -32,7 +33,7 @@ import msgspec
 
 from gym_serve.client.gym import AsyncGym, Gym
 from gym_serve.interop.export.traces import verifiers_episode
-from gym_serve.training.episodes import endpoints_of
+from gym_serve.training.episodes import endpoints_of, refuse_unseen
 from gym_serve.training.rollout import Rollout
 from gym_serve.types import rows
 from gym_serve.types.errors import InvalidRequest, WaitTooLong
@@ -156,6 +157,7 @@ class EnvServer:
         sampling = {key: value for key, value in sampling.items() if value is not None}
         params = {name: sampling.pop(key) for key, name in _SAMPLING.items() if key in sampling}
         row = row_of(body["task_data"])
+        refuse_unseen(row, sees=False)
         if sampling:
             row["extra_body"] = {**(row.get("extra_body") or {}), **sampling}
         try:
@@ -167,6 +169,7 @@ class EnvServer:
         if rollout.failure is None and await AsyncGym.of(self._gym).compares(rollout):
             single = "and prime-rl asks for single ones"
             raise InvalidRequest(f"the environment rewards groups of rollouts, {single}")
+        refuse_unseen(rollout, sees=False)
         episode = verifiers_episode(Rollout.read(dict(rollout)))
         for record in (episode, *episode["traces"]):
             record["id"] = uuid4().hex  # of all rollouts of all servers: prime-rl tells traces apart by it

@@ -7,6 +7,9 @@
 The agent returns the reward. A rollout that failed raises `RolloutFailed`, and AReaL rejects the trajectory.
 It is not tried again, as the session would hold both attempts.
 
+AReaL's engines are given pictures, but what it trains on has none (``to_tensor_dict`` of
+``experimental/openai/types.py``), so rows and rollouts with pictures or sound are refused.
+
 Source: AReaL 1.0, ``api/workflow_api.py`` and ``experimental/openai/proxy/workflow.py``.
 """
 
@@ -17,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.client.gym import AsyncGym, Gym
-from gym_serve.training.episodes import endpoints_of, row_of
+from gym_serve.training.episodes import endpoints_of, refuse_unseen, row_of
 from gym_serve.types.errors import InvalidRequest
 
 __all__ = ["GymAgent", "RolloutFailed"]
@@ -69,11 +72,13 @@ class GymAgent:
             **({"api_key": key} if key else {}),
         }
         row = row_of(data, data.get("messages") or data.get("prompt"))
+        refuse_unseen(row, sees=False)
         options = {**self._options, "endpoint": endpoint}
         gym = AsyncGym.of(self._gym)
         (rollout,) = await gym.run([row], attempts=1, max_failures=1, **options)
         if rollout.failure is not None:
             raise RolloutFailed(f"{rollout.failure['kind']}: {rollout.failure['detail']}")
+        refuse_unseen(rollout, sees=False)
         if rollout.masked:
             raise RolloutFailed("the environment masked the rollout")
         if await gym.compares(rollout):

@@ -39,6 +39,7 @@ __all__ = [
     "Siblings",
     "columns_of",
     "endpoints_of",
+    "refuse_unseen",
     "row_of",
     "settings_for",
 ]
@@ -266,11 +267,7 @@ class Adapter:
         ``prompt`` names its siblings' prompt; None for a rollout without siblings. Raises InvalidRequest: the
         row has media that the trainer's policy is not given.
         """
-        items = input_items(with_prompt(row).get("responses_create_params", {}).get("input") or [])
-        for part in media_in(items):
-            if not self._sees or not list(pictures_in([part])):
-                kinds = "text and pictures" if self._sees else "text only"
-                raise InvalidRequest(f"the trainer's policy takes {kinds}, got {part['type']}")
+        refuse_unseen(row, sees=self._sees)
         assert self._episodes is not None, "the graph must be started"
         with self._episodes.among_siblings(prompt) as siblings:
             (rollout,) = await self._episodes.run_all([row], sampling, context, **self._options)
@@ -278,6 +275,20 @@ class Adapter:
                 siblings.add(rollout)
         rollout = await siblings.compared(rollout)
         return Outcome(rollout, read(rollout), siblings)
+
+
+def refuse_unseen(row: Mapping[str, Any], *, sees: bool) -> None:
+    """Raises InvalidRequest: a row, or a rollout, has media that the trainer's policy is not given.
+
+    ``sees``: it is given pictures.
+    """
+    items = input_items(with_prompt(dict(row)).get("responses_create_params", {}).get("input") or [])
+    response = row.get("response")
+    output = response.get("output") if isinstance(response, dict) else None
+    for part in media_in([*items, *(output or ())]):
+        if not sees or not list(pictures_in([part])):
+            kinds = "text and pictures" if sees else "text only"
+            raise InvalidRequest(f"the trainer's policy takes {kinds}, got {part['type']}")
 
 
 def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:

@@ -19,14 +19,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gym_serve.training.rollout import Rollout, TokenTurn, number, token_parts, token_turns
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.media import pictures_in
+from gym_serve.types.media import opened, pictures_in
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["TrainingSample", "advantages", "collate", "fitted", "sample_of", "samples", "verified"]
+__all__ = [
+    "TrainingSample",
+    "advantages",
+    "collate",
+    "fitted",
+    "picture_tensors",
+    "sample_of",
+    "samples",
+    "verified",
+]
 
 logger = logging.getLogger("gym_serve")
 
@@ -148,6 +157,13 @@ def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -
         versions=sample.versions[kept],
         truncated=True,
     )
+
+
+def picture_tensors(processor: Any, sample: TrainingSample) -> JSON:
+    """What a model is given for the pictures of a sample, by the policy's processor of ``transformers``.
+
+    Raises InvalidRequest: it has other media too."""
+    return dict(processor.image_processor(list(map(opened, sample.pictures)), return_tensors="pt"))
 
 
 def _failed(sample: TrainingSample, failure: str) -> TrainingSample:

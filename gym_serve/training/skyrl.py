@@ -1,4 +1,4 @@
-"""SkyRL (0.3): a generator that runs episodes of a graph; SkyRL's own inference engines generate.
+"""SkyRL (0.4): a generator that runs episodes of a graph; SkyRL's own inference engines generate.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=gym_serve.training.skyrl \\
         gym.graph=graphs/weather.yaml data.train_data="['rows.parquet']" ...
@@ -7,8 +7,11 @@
 instead of ``BasePPOExp``. A rollout that failed all its attempts has a mask of zeros, and the mean reward of
 its siblings in the batch, so that it does not move the mean of its group.
 
-Source: SkyRL 0.3, ``train/generators/base.py``, ``train/entrypoints/main_base.py``, ``train/trainer.py`` and
-``backends/skyrl_train/inference_servers``.
+With ``generator.vision_language_generator=true`` the policy reads pictures. SkyRL's engines make what they
+generate from (``mm_features``), and the policy's processor what SkyRL trains on.
+
+Source: SkyRL 0.4, ``train/generators/base.py``, ``train/generators/skyrl_vlm_generator.py``,
+``train/entrypoints/main_base.py``, ``train/trainer.py`` and ``backends/skyrl_train/inference_servers``.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import yaml
 
 from gym_serve.training.episodes import Adapter, row_of
-from gym_serve.training.samples import TrainingSample, samples
+from gym_serve.training.samples import TrainingSample, picture_tensors, samples
+from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 
@@ -33,6 +38,7 @@ class Generator(Adapter):
     """Runs an episode for each prompt of a batch. SkyRL's ``GeneratorInterface``, by its shape.
 
     ``max_model_len``: most tokens of a prompt and its generation together; None leaves that to the engines.
+    ``processor``: the policy's, of ``transformers``, if it reads pictures.
     """
 
     def __init__(
@@ -43,17 +49,24 @@ class Generator(Adapter):
         *,
         model_name: str | None = None,
         max_model_len: int | None = None,
+        processor: Any = None,
         **options: Any,
     ) -> None:
         super().__init__(graph, **options)
         self._engines = inference_engine_client
         self._tokenizer = tokenizer
+        self._processor = processor
         self._model = {} if model_name is None else {"model": model_name}
         self._max_model_len = max_model_len
 
     async def generate(self, input_batch: Mapping[str, Any]) -> JSON:
-        """The trajectories of a ``GeneratorInput``, as a ``GeneratorOutput``."""
-        self.episodes(self._tokenizer, self._generate, max_model_len=self._max_model_len)
+        """The trajectories of a ``GeneratorInput``, as a ``GeneratorOutput``.
+
+        Raises InvalidRequest: a row has media that the policy is not given, or only some rollouts have
+        pictures.
+        """
+        limit = self._max_model_len
+        self.episodes(self._tokenizer, self._generate, processor=self._processor, max_model_len=limit)
         sampling = input_batch.get("sampling_params") or {}
         prompts, ids = input_batch["prompts"], input_batch.get("trajectory_ids")
         extras = input_batch.get("env_extras") or [{}] * len(prompts)
@@ -65,10 +78,11 @@ class Generator(Adapter):
                 for row, id_ in zip(rows, ids or [None] * len(rows), strict=True)
             )
         )
-        last = [outcome.last for outcome in outcomes]
+        last = _seen_alike([outcome.last for outcome in outcomes])
         no_logprobs = sampling.get("logprobs") is None
         return {
             **output_of(last, [await outcome.reward() for outcome in outcomes]),
+            **await asyncio.to_thread(_pictures_of, last, self._processor),
             "rollout_logprobs": None if no_logprobs else [each.logprobs for each in last],
             "trajectory_ids": ids,
             "trajectory_generation_times": [float(o.rollout.get("_ng_latency_s") or 0.0) for o in outcomes],
@@ -79,11 +93,13 @@ class Generator(Adapter):
         params = {**sampling, **request.sampling}
         params["logprobs"] = params.get("logprobs") or 0  # the token's own
         before = self._version()
-        batch = {
+        batch: JSON = {
             "prompt_token_ids": [request.prompt_ids],
             "sampling_params": params,
             "session_ids": [self._episodes.name(request)],
         }
+        if request.pictures:
+            batch["mm_features"] = [await self._features(request)]
         output = await self._engines.generate(batch, **self._model)
         if output["stop_reasons"][0] == "abort":
             raise RuntimeError("SkyRL aborted the generation")
@@ -94,9 +110,70 @@ class Generator(Adapter):
         versions = [*[before] * (len(ids) - 1), self._version()] if before is not None and ids else None
         return PolicyAnswer(ids, logprobs, finish, versions)  # type: ignore[arg-type]
 
+    async def _features(self, request: PolicyRequest) -> JSON:
+        """What the engines make of the pictures, at their places in the prompt."""
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in request.pictures]
+        asked = {**self._model, "messages": [{"role": "user", "content": parts}]}
+        shown = await self._engines.render_chat_completion({"json": asked})
+        features: JSON = shown["features"]
+        found = features["mm_placeholders"]["image"]
+        tokens = [shown["token_ids"][one["offset"] : one["offset"] + one["length"]] for one in found]
+        return {**features, "mm_placeholders": {"image": _placed(tokens, request.prompt_ids)}}
+
     def _version(self) -> str | None:
         version = getattr(self._engines, "weight_version", None)
         return None if version is None else str(version)
+
+
+def _placed(pictures: Sequence[list[int]], prompt: list[int]) -> list[JSON]:
+    """Where the tokens of each picture are in a prompt. Raises InvalidRequest: some are not there."""
+    places: list[JSON] = []
+    start = 0
+    for tokens in pictures:
+        width = len(tokens)
+        ends = range(start, len(prompt) - width + 1)
+        at = next((i for i in ends if prompt[i : i + width] == tokens), None)
+        if at is None:
+            raise InvalidRequest(
+                f"picture {len(places)} has {width} tokens in SkyRL's engines, and others by the policy's "
+                "processor: both must have the same model and the same settings of pictures"
+            )
+        places.append({"offset": at, "length": width})
+        start = at + width
+    return places
+
+
+def _seen_alike(results: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The samples of a batch, all with pictures or all without, as SkyRL needs them.
+
+    A failure without tokens is another rollout's sample with a mask of zeros. Raises InvalidRequest: a scored
+    rollout has no pictures, and others have some.
+    """
+    shown = next((sample for sample in results if sample.media), None)
+    if shown is None:
+        return list(results)
+    blind = next((sample for sample in results if not sample.media and sample.failure is None), None)
+    if blind is not None:
+        raise InvalidRequest(
+            f"SkyRL trains on batches with a picture in every rollout or in none: rollout {blind.rollout_id} "
+            f"has none, and {shown.rollout_id} has {len(shown.media)}"
+        )
+    unused = replace(shown, loss_mask=[0] * len(shown.loss_mask), truncated=False)
+    return [sample if sample.media else replace(unused, failure=sample.failure) for sample in results]
+
+
+def _pictures_of(results: Sequence[TrainingSample], processor: Any) -> JSON:
+    """SkyRL's tensors of the pictures of a batch; none if it has none."""
+    if not results[0].media:
+        return {}
+    found = [picture_tensors(processor, sample) for sample in results]
+    missing = {"pixel_values", "image_grid_thw"} - found[0].keys()
+    if missing:
+        raise InvalidRequest(
+            f"SkyRL trains on `pixel_values` and `image_grid_thw`, as Qwen's models have them; "
+            f"{type(processor).__name__} gives {', '.join(sorted(found[0]))}"
+        )
+    return {name: [each[name] for each in found] for name in ("pixel_values", "image_grid_thw")}
 
 
 def output_of(results: Sequence[TrainingSample], rewards: Sequence[float]) -> JSON:
@@ -131,8 +208,12 @@ def experiment(graph: Any, **settings: Any) -> type[Any]:
         """The experiment of the graph."""
 
         def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
-            name = main_base.resolve_policy_model_name(cfg)
-            return generator(graph, inference_engine_client, tokenizer, **{"model_name": name, **settings})
+            own: JSON = {"model_name": main_base.resolve_policy_model_name(cfg)}
+            if cfg.generator.vision_language_generator:
+                from transformers import AutoProcessor
+
+                own["processor"] = AutoProcessor.from_pretrained(cfg.trainer.policy.model.path)
+            return generator(graph, inference_engine_client, tokenizer, **{**own, **settings})
 
     return GymExp
 

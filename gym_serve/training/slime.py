@@ -25,9 +25,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gym_serve.training.episodes import Adapter, row_of
-from gym_serve.training.samples import TrainingSample
+from gym_serve.training.samples import TrainingSample, picture_tensors
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.media import opened
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 
 __all__ = ["generator", "group_rewards"]
@@ -63,7 +62,7 @@ def generator(graph: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
         last = outcome.last
         if last.failure is not None:
             return filled(sample, last, await outcome.reward())
-        read = partial(_tensors, state.processor)
+        read = partial(picture_tensors, state.processor)
         kept = [each for each in outcome.samples if each.failure is None]
         parts = [
             filled(sample if each is last else copy.deepcopy(sample), each, each.reward, read)
@@ -111,18 +110,11 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
     return raw, advantages
 
 
-def _tensors(processor: Any, trained: TrainingSample) -> dict[str, Any] | None:
-    """What slime's model is given for the pictures of a sample; None if there is none."""
-    if not trained.media:
-        return None
-    return dict(processor.image_processor(list(map(opened, trained.pictures)), return_tensors="pt"))
-
-
 def filled(
     sample: Any,
     trained: TrainingSample,
     reward: float,
-    tensors: Callable[[TrainingSample], dict[str, Any] | None] = lambda trained: None,
+    tensors: Callable[[TrainingSample], dict[str, Any]] = lambda trained: {},
 ) -> Any:
     """slime's sample with what there is to train on. ``tensors``: those of its pictures."""
     sample.tokens = trained.input_ids
@@ -130,7 +122,7 @@ def filled(
     sample.loss_mask = trained.loss_mask
     sample.rollout_log_probs = trained.logprobs
     sample.weight_versions = [version for version in dict.fromkeys(trained.versions) if version is not None]
-    sample.multimodal_train_inputs = tensors(trained)
+    sample.multimodal_train_inputs = tensors(trained) if trained.media else None
     sample.reward = reward
     sample.remove_sample = trained.failure is not None
     if getattr(sample, "rollout_id", None) is None:

@@ -25,8 +25,11 @@ from unittest.mock import MagicMock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `support`, in a script
 
+from support.eyes import PROMPT, SHOWN
+
 from gym_serve import ModelServer, ResourcesServer, Unavailable, Verdict, VerifyRequest, tool
 from gym_serve.servers.clients import ModelClient
+from gym_serve.types.media import opened
 from gym_serve.types.requests import CompareRequest, Comparison
 
 ENVIRONMENTS = ("single", "tool", "stateful", "judge", "group", "harness")
@@ -88,6 +91,36 @@ ABANDONED = Case("stateful", "abandoned")
 """Goes on until the trainer cancels it: its second generation does not end."""
 
 
+@dataclass(frozen=True)
+class Seen(Case):
+    """A case with a picture in its prompt, and one in the answer of its tool."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        row = super().row
+        [message] = row["responses_create_params"]["input"]
+        text = {"type": "input_text", "text": message["content"]}
+        message["content"] = [PROMPT, text]
+        return row
+
+
+SEEN = Seen("seen", "accepted")
+"""Not among `CASES`: a trainer that reads pictures is given a processor for it."""
+
+
+def seen(processor: Any, sequence: Sequence[int], pictures: Any, grid: Any) -> dict[str, Any]:
+    """What a trainer was given for the pictures of `SEEN`: how many tokens of its sequence show them, how
+    many patches the model is given, and whether these are those of the two pictures."""
+    both = [opened(each["image_url"]) for each in (PROMPT, SHOWN)]
+    expected = processor.image_processor(both, return_tensors="pt")
+    same = pictures.equal(expected["pixel_values"]) and grid.equal(expected["image_grid_thw"])
+    return {
+        "tokens": list(sequence).count(processor.image_token_id),
+        "patches": len(pictures),
+        "same": same,
+    }
+
+
 def case_of(text: str) -> Case:
     """The case of a prompt."""
     found = re.search(r"case: (\w+)/(\w+)", text)
@@ -100,6 +133,7 @@ def said(text: str) -> str:
     case, turn = case_of(text), max(text.count("<|im_start|>assistant") - 1, 0)
     calls = {
         "tool": [("look_up", {"word": "x"})],
+        "seen": [("look_up", {"word": "x"})],
         "stateful": [("add", {"number": 1}), ("add", {"number": 2})],
         "failing": [("crash", {})] if case.outcome == "tool" else [],
     }.get(case.environment, [])
@@ -143,6 +177,19 @@ class Tools(Answered):
             word: what is looked up.
         """
         return f"{word} is a letter"
+
+
+class Shows(Answered):
+    """Has a tool whose answer is seen."""
+
+    @tool
+    async def look_up(self, word: str) -> list[dict[str, Any]]:
+        """Look a word up.
+
+        Args:
+            word: what is looked up.
+        """
+        return [{"type": "input_text", "text": f"{word} is a letter"}, SHOWN]
 
 
 class Stateful(Answered):
@@ -261,7 +308,7 @@ ask([message, first, {"role": "user", "content": "Are you sure?"}])
 
 def graph(folder: Path) -> dict[str, Any]:
     """All environments, with a model that no test can reach: the trainer takes its place."""
-    classes = {"single": Answered, "tool": Tools, "group": Compared, "failing": Failing}
+    classes = {"single": Answered, "tool": Tools, "seen": Shows, "group": Compared, "failing": Failing}
     environments: dict[str, Any] = {
         **{name: {"type": f"acceptance:{cls.__name__}"} for name, cls in classes.items()},
         "stateful": {"type": "acceptance:Stateful", "log": str(folder / "sessions.log")},

@@ -14,12 +14,13 @@ from typing import Any
 
 import acceptance
 import uvicorn
-from acceptance import ABANDONED, CASES, Case, Policy, Ran, Sample
+from acceptance import ABANDONED, CASES, SEEN, Case, Policy, Ran, Sample
 from openai.types.chat.chat_completion_message_function_tool_call import (
     ChatCompletionMessageFunctionToolCall,
     Function,
 )
 
+from gym_serve import InvalidRequest
 from gym_serve.training.areal import GymAgent
 
 
@@ -109,6 +110,12 @@ async def run(folder: Path) -> list[Ran]:
             tensors = interaction.to_tensor_dict()
             ran.samples.append(told(case, {key: value[0].tolist() for key, value in tensors.items()}))
     ran.asked = list(policy.asked)
+
+    workflow_context.set(workflow_context.WorkflowContext(task_id=999))
+    try:
+        await workflow.arun_episode(None, {"row": json.dumps(SEEN.row)})
+    except InvalidRequest as error:
+        ran.extra["pictures"] = {"refused": str(error)}
 
     async def episode(number: int) -> Any:
         workflow_context.set(workflow_context.WorkflowContext(task_id=number))

@@ -25,12 +25,15 @@ from acceptance import (
     CASES,
     LONGEST_PROMPT,
     LONGEST_RESPONSE,
+    SEEN,
     Case,
     Policy,
     Ran,
     Sample,
     StandIns,
 )
+
+from gym_serve import InvalidRequest
 
 LONGEST = LONGEST_PROMPT + LONGEST_RESPONSE
 PARAMS = {"temperature": 1.0, "max_tokens": LONGEST_RESPONSE}
@@ -155,6 +158,10 @@ AgentExecutor = executor({str(folder / "graph.yaml")!r}, attempts=1)
         ran = Ran("OpenRLHF", version("openrlhf"), samples, list(policy.asked))
         work = asyncio.ensure_future(group(executor, policy, ABANDONED))
         ran.extra["abandoned"] = await acceptance.abandoned(folder, policy, [work], work.cancel)
+        try:
+            await group(executor, policy, SEEN)
+        except InvalidRequest as error:
+            ran.extra["pictures"] = {"refused": str(error)}
         return ran
 
     torch.set_num_threads(1)

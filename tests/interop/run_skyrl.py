@@ -14,14 +14,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import acceptance
-from acceptance import ABANDONED, CASES, LONGEST_RESPONSE, Case, Policy, Ran, Sample
+import tiny
+from acceptance import ABANDONED, CASES, LONGEST_RESPONSE, SEEN, Case, Policy, Ran, Sample
+
+from gym_serve.types.media import opened
 
 
 class Engines:
     """``inference_engine_client``: samples from the tiny model, and takes new weights now and then."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, processor: Any = None) -> None:
         self.policy = policy
+        self.processor = processor
+        self.shown: list[int] = []  # pictures of each generation
+
+    async def render_chat_completion(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """As vLLM's endpoint, whose tensors are encoded: here they are left out."""
+        [message] = payload["json"]["messages"]
+        urls = [part["image_url"]["url"] for part in message["content"]]
+        mark, ids, places = self.processor.image_token, list[int](), []
+        for url in urls:
+            [one] = self.processor(text=[mark], images=[opened(url)])["input_ids"]
+            places.append({"offset": len(ids) + 1, "length": len(one)})
+            ids += [0, *one]
+        return {
+            "token_ids": ids,
+            "features": {"mm_placeholders": {"image": places}, "kwargs_data": {"image": urls}},
+        }
 
     @property
     def weight_version(self) -> int:
@@ -29,6 +48,12 @@ class Engines:
 
     async def generate(self, batch: dict[str, Any], model: str | None = None) -> dict[str, Any]:
         [prompt], params = batch["prompt_token_ids"], batch["sampling_params"]
+        for features in batch.get("mm_features") or ():
+            places = features["mm_placeholders"]["image"]
+            seen = [i for one in places for i in range(one["offset"], one["offset"] + one["length"])]
+            assert {prompt[i] for i in seen} == {self.processor.image_token_id}
+            assert len(seen) == prompt.count(self.processor.image_token_id)
+            self.shown.append(len(features["kwargs_data"]["image"]))
         asked, stop = await self.policy.agenerate(prompt, params["max_tokens"], params["temperature"])
         return {
             "responses": [""],
@@ -52,7 +77,9 @@ def config_of(folder: Path, prompts: int, size: int, *, by_std: bool) -> Any:
     )
 
 
-def trainer_of(folder: Path, policy: Policy, cases: Sequence[Case], size: int) -> tuple[Any, Any, list[str]]:
+def trainer_of(
+    folder: Path, policy: Policy, cases: Sequence[Case], size: int, processor: Any = None
+) -> tuple[Any, Any, list[str]]:
     """A trainer, what its generator is given, and the group of each prompt."""
     from skyrl.train.generators.base import GeneratorInterface
     from skyrl.train.generators.utils import prepare_generator_input
@@ -60,8 +87,8 @@ def trainer_of(folder: Path, policy: Policy, cases: Sequence[Case], size: int) -
     from gym_serve.training.skyrl import experiment
 
     cfg = config_of(folder, len(cases), size, by_std=False)
-    exp = experiment(str(folder / "graph.yaml"), attempts=1)
-    generator = exp.get_generator(None, cfg, policy.tokenizer, Engines(policy))
+    exp = experiment(str(folder / "graph.yaml"), attempts=1, processor=processor)
+    generator = exp.get_generator(None, cfg, policy.tokenizer, Engines(policy, processor))
     assert isinstance(generator, GeneratorInterface)
     prompts = [
         {
@@ -119,6 +146,24 @@ async def groups(folder: Path, policy: Policy, cases: Sequence[Case], size: int)
     return found
 
 
+async def pictures(folder: Path, policy: Policy) -> dict[str, Any]:
+    """What SkyRL's batch has of pictures."""
+    from skyrl.train.trainer import RayPPOTrainer
+
+    processor = tiny.Sight(policy.tokenizer)
+    trainer, given, uids = trainer_of(folder, policy, [SEEN], SEEN.size, processor)
+    output = await RayPPOTrainer.generate(trainer, given)
+    output, uids = RayPPOTrainer.postprocess_generator_output(trainer, output, uids)
+    batch = RayPPOTrainer.convert_to_training_input(trainer, output, uids)
+    found = [
+        acceptance.seen(processor, *each)
+        for each in zip(
+            batch["sequences"].tolist(), batch["pixel_values"], batch["image_grid_thw"], strict=True
+        )
+    ]
+    return {"engine": sorted(trainer.generator._engines.shown), "trained": found}
+
+
 async def run(folder: Path) -> list[Ran]:
     from skyrl.train.trainer import RayPPOTrainer
 
@@ -129,6 +174,7 @@ async def run(folder: Path) -> list[Ran]:
     trainer, given, _ = trainer_of(folder, policy, [ABANDONED], ABANDONED.size)
     work = asyncio.ensure_future(RayPPOTrainer.generate(trainer, given))  # as its fully asynchronous trainer
     ran.extra["abandoned"] = await acceptance.abandoned(folder, policy, [work], work.cancel)
+    ran.extra["pictures"] = await pictures(folder, policy)
     return [ran]
 
 

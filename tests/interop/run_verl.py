@@ -15,8 +15,20 @@ from typing import Any
 import acceptance
 import numpy as np
 import ray
+import tiny
 import yaml
-from acceptance import ABANDONED, CASES, LONGEST_PROMPT, LONGEST_RESPONSE, Asked, Case, Policy, Ran, Sample
+from acceptance import (
+    ABANDONED,
+    CASES,
+    LONGEST_PROMPT,
+    LONGEST_RESPONSE,
+    SEEN,
+    Asked,
+    Case,
+    Policy,
+    Ran,
+    Sample,
+)
 from hydra import compose, initialize_config_dir
 from transformers import AutoTokenizer
 
@@ -28,12 +40,19 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.policy = Policy(folder)
+        self._shown: list[int] = []
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **more: Any
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        image_data: Any = None,
+        **more: Any,
     ) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
+        self._shown += [len(image_data)] if image_data else []
         asked, stop = await self.policy.agenerate(
             prompt_ids, sampling_params["max_tokens"], sampling_params["temperature"]
         )
@@ -42,6 +61,10 @@ class Server:
         return TokenOutput(
             token_ids=asked.generation, log_probs=asked.logprobs, stop_reason=reason, extra_fields=steps
         )
+
+    async def shown(self) -> list[int]:
+        """How many pictures each generation had, of those that had some."""
+        return self._shown
 
     async def asked(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(asked) for asked in self.policy.asked]
@@ -120,6 +143,21 @@ async def v0(config: Any, client: Any) -> list[Sample]:
             )
         )
     return found
+
+
+async def pictures(config: Any, client: Any, folder: Path) -> list[dict[str, Any]]:
+    """What verl's batch has of pictures: of its worker with a processor."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    worker = AgentLoopWorker(config, client)
+    worker.processor = tiny.Sight(AutoTokenizer.from_pretrained(folder / "model"))
+    output = await worker.generate_sequences(batch_of([SEEN] * SEEN.size))
+    sequences = output.batch["input_ids"].tolist()
+    inputs = output.non_tensor_batch["multi_modal_inputs"]
+    return [
+        acceptance.seen(worker.processor, sequence, given["pixel_values"], given["image_grid_thw"])
+        for sequence, given in zip(sequences, inputs, strict=True)
+    ]
 
 
 def v1(config: Any, client: Any) -> list[Sample]:
@@ -211,6 +249,9 @@ def main(folder: Path) -> list[Ran]:
         found.append(Ran(trainer, version("verl"), samples, [Asked(**asked) for asked in told]))
         if run is not v1:
             found[-1].extra["abandoned"] = asyncio.run(cancelled(folder, config, balancer))
+            trained = asyncio.run(pictures(config, LLMServerClient(config, balancer), folder))
+            shown = sorted(n for server in servers.values() for n in ray.get(server.shown.remote()))
+            found[-1].extra["pictures"] = {"engine": shown, "trained": trained}
     return found
 
 

@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 import pytest
-from acceptance import ABANDONED, CASES, YES, Asked, Case, Ran, Sample
+from acceptance import ABANDONED, CASES, SEEN, YES, Asked, Case, Ran, Sample
 from support.docs import blocks_of
 from venvs import INTEROP, ROOT, needs, printed
 
@@ -49,6 +49,8 @@ class Trainer:
         groups: whether it can have rewards of groups.
         cancel: how it cancels rollouts that run; None if it has no way.
         stops: whether a cancel ends the generation.
+        pictures: what becomes of pictures: ``ran`` through its own code, ``tested`` (without its code, by the
+            test that is named), or ``refused``.
     """
 
     script: str
@@ -64,6 +66,7 @@ class Trainer:
     groups: bool = True
     cancel: str | None = None
     stops: bool = True
+    pictures: str = "refused"
 
 
 TRAINERS = {
@@ -74,6 +77,7 @@ TRAINERS = {
         "gym.yaml",
         versions="tokens",
         cancel="its worker's task; its client tells its engines nothing",
+        pictures="ran",
     ),
     "verl V1": Trainer(
         "verl",
@@ -84,6 +88,7 @@ TRAINERS = {
         versions="tokens",
         branches=True,
         truncated=False,
+        pictures="tested: `tests/training/test_pictures.py`",
     ),
     "OpenRLHF": Trainer(
         "openrlhf",
@@ -110,6 +115,7 @@ TRAINERS = {
         "grpo.yaml",
         truncated=False,
         cancel="`NemoGym.shutdown`",
+        pictures="tested: `tests/interop/test_nemo_gym_names.py`",
     ),
     "SkyRL": Trainer(
         "skyrl",
@@ -123,6 +129,7 @@ TRAINERS = {
         "its inference engines and workers: need a GPU",
         None,
         cancel="its generator's task",
+        pictures="ran",
     ),
     "slime": Trainer(
         "slime",
@@ -136,6 +143,7 @@ TRAINERS = {
         versions="turns",
         branches=True,
         cancel="`abort`",
+        pictures="tested: `tests/training/test_slime.py`",
     ),
     "AReaL": Trainer(
         "areal",
@@ -160,6 +168,7 @@ TRAINERS = {
         branches=True,
         groups=False,
         cancel="`Dispatcher.drop_group`",
+        pictures="refused: `tests/interop/test_prime_rl.py`",
     ),
     "TRL": Trainer(
         "trl",
@@ -169,6 +178,7 @@ TRAINERS = {
         page=ROOT / "docs" / "tutorial-train.md",
         failures="unscored",
         truncated=False,
+        pictures="of tools, by `environment_factory`: `tests/engines/test_trl.py`",
     ),
     "TRL, asynchronous": Trainer(
         "trl",
@@ -179,6 +189,7 @@ TRAINERS = {
         branches=True,
         truncated=False,
         cancel="it stops its worker",
+        pictures="refused: `tests/engines/test_trl.py`",
     ),
 }
 
@@ -318,6 +329,20 @@ def test_the_sub_agents_of_a_harness_are_trained_on_where_a_trainer_can() -> Non
         assert all(sample.reward == 1.0 for sample in branches)
 
 
+@pytest.mark.parametrize("name", [name for name, each in TRAINERS.items() if each.pictures == "ran"])
+def test_a_trainer_is_given_every_picture_at_its_place(name: str) -> None:
+    found = runs(TRAINERS[name].script)[name].extra["pictures"]
+    assert found["engine"] == [1] * SEEN.size + [2] * SEEN.size  # by generation
+    both = {"tokens": 2 * 16, "patches": 2 * 64, "same": True}
+    assert found["trained"] == [both] * SEEN.size
+
+
+@pytest.mark.parametrize("name", [name for name, each in TRAINERS.items() if each.pictures == "refused"])
+def test_a_trainer_that_has_no_form_for_pictures_is_given_none(name: str) -> None:
+    found = runs(TRAINERS[name].script)[name].extra["pictures"]
+    assert found == {"refused": "the trainer's policy takes text only, got input_image"}
+
+
 @pytest.mark.parametrize("name", [name for name, trainer in TRAINERS.items() if trainer.cancel])
 def test_what_a_trainer_cancels_is_stopped_and_its_session_closed(name: str) -> None:
     trainer = TRAINERS[name]
@@ -369,15 +394,16 @@ def row_of(name: str, passed: Sequence[Case]) -> str:
     own = ", ".join(f"`{own}`" for own in trainer.own)
     cancel = trainer.cancel or "—"
     version = runs(trainer.script)[name].version
-    return f"| {name} | {version} | {cases} | {own} | {cancel} | {trainer.left} | {lines} |\n"
+    cells = (name, version, cases, trainer.pictures, own, cancel, trainer.left, lines)
+    return f"| {' | '.join(cells)} |\n"
 
 
 def test_the_table_of_the_documentation_says_what_ran() -> None:
     if any(len(passed) < len(CASES) for passed in _passed.values()):
         pytest.skip("the table is made of the whole suite, and not all of its cases have passed")
     made = (
-        "| trainer | version | groups | its own code that ran | its cancel | what did not run, and why "
-        "| lines of yours |\n|---|---|---|---|---|---|---|\n"
+        "| trainer | version | groups | pictures | its own code that ran | its cancel "
+        "| what did not run, and why | lines of yours |\n|---|---|---|---|---|---|---|---|\n"
     ) + "".join(row_of(name, passed) for name, passed in _passed.items())
     text = PAGE.read_text()
     before, begin, rest = text.partition(BEGIN)

@@ -12,6 +12,7 @@ import pytest
 from support.bells import bell_graph, sample
 from support.endpoint import endpoint
 from support.export_cases import bundle, episode, failed, rollout, said
+from support.eyes import PROMPT, SHOWN
 from support.letters import Letters
 
 from gym_serve.interop.nemo_gym import names
@@ -26,6 +27,7 @@ from gym_serve.interop.nemo_gym.names import (
     result_of,
 )
 from gym_serve.types.errors import GymError
+from gym_serve.types.media import pictures_in
 
 PORT = 5123
 
@@ -128,6 +130,36 @@ def test_a_history_that_was_tokenized_again_keeps_its_first_turns() -> None:
     assert [turn["generation_token_ids"] for turn in turns_of(result)] == [[2]]
     assert result["response"]["output"][1]["content"] == said("b")["content"]
     assert broken["response"]["output"][1]["generation_token_ids"] == [8]
+
+
+def pictures_by_turn(result: dict[str, Any]) -> list[list[str]]:
+    """The pictures of each trained turn, as NeMo RL collects them: of messages, and of an answer that is one
+    URL."""
+    given = result["response"].get("agent_input") or result["responses_create_params"]["input"]
+    turns, before = [], list[str]()
+    for item in (*given, *result["response"]["output"]):
+        if item.get("generation_token_ids"):
+            turns.append(before)
+            before = []
+        elif item.get("type") == "function_call_output":
+            before += [item["output"]] if str(item["output"]).startswith("data:image/") else []
+        elif item.get("role") != "assistant":
+            before += pictures_in(item.get("content"))
+    return turns
+
+
+def test_each_turn_has_the_pictures_that_it_saw() -> None:
+    answer = {"type": "function_call_output", "call_id": "c", "output": [SHOWN, SHOWN]}
+    call = {"type": "function_call", "call_id": "c", "name": "ring", "arguments": "{}"}
+    seen = rollout([{**call, **bundle([1], [2])}, answer, {**said("b"), **bundle([1, 2, 7], [8])}])
+    seen["responses_create_params"]["input"] = [{"role": "user", "content": [PROMPT]}]
+    url = SHOWN["image_url"]
+    assert pictures_by_turn(result_of(seen)) == [[PROMPT["image_url"]], [url, url]]
+    assert answer in seen["response"]["output"]
+    assert len(seen["response"]["output"]) == 3, "the rollout itself is as it was"
+    lost = {**failed(), "responses_create_params": seen["responses_create_params"]}
+    lost.pop("response", None)
+    assert pictures_by_turn(result_of(lost, 0.0)) == [[]]
 
 
 CONFIG = """

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from support.bells import bell_graph, sample
 from support.endpoint import endpoint
+from support.eyes import PROMPT
 from support.letters import Letters
 
 from gym_serve import InvalidRequest
@@ -95,6 +96,17 @@ async def test_runs_health_and_what_cannot_be_run(url: str) -> None:
     assert not found["none"]["success"]
     assert "prompt" in found["none"]["error"]
     assert "dance" in found["what"]["error"]
+
+
+async def test_what_a_trace_cannot_hold_is_refused(url: str) -> None:
+    given = {"client": {"base_url": url, "api_key_var": "NO_SUCH_KEY"}, "model": "policy", "sampling": {}}
+    sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+    async with serving() as client:
+        for part in (PROMPT, sound):
+            task = {"prompt": [{"role": "user", "content": [part]}]}
+            await client.send("r", "run", task_data=task, **given)
+            _, answer = await client.answer()
+            assert f"takes text only, got {part['type']}" in answer["error"]
 
 
 async def test_verifiers_before_0_4_gets_an_episode_in_one_piece(url: str) -> None:

@@ -15,7 +15,13 @@ import torch
 import typing_extensions
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    BatchFeature,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 # Before Python 3.12 pydantic takes this one only, which NeMo RL and SkyRL forget.
 typing.TypedDict = typing_extensions.TypedDict
@@ -26,7 +32,10 @@ TEMPLATE = """\
 {% endif -%}
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
-{{ message.content or '' }}
+{%- set parts = message.content if message.content is iterable and message.content is not string else [] %}
+
+{{ message.content or '' if not parts }}
+{%- for part in parts %}{{ '\x01' if part.type == 'image' else part.text }}{% endfor %}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
 <|im_end|>
 {% endfor -%}
@@ -48,6 +57,31 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
     fast.chat_template = TEMPLATE
     return fast
+
+
+class Sight:
+    """A processor as Qwen's models have it, without the part for videos, which needs torchvision.
+
+    A picture is 4 tokens wide and high at most.
+    """
+
+    image_token = "\x01"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        [self.image_token_id] = tokenizer(self.image_token)["input_ids"]
+        self.image_processor = Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=112 * 112)
+        self.apply_chat_template = tokenizer.apply_chat_template
+
+    def __call__(self, text: list[str], images: list[Any], **options: Any) -> BatchFeature:
+        shown = self.image_processor(images, return_tensors="pt")
+        before, *after = text[0].split(self.image_token)
+        if after:  # a trainer may ask for the tensors alone
+            widths = [int(grid.prod()) // 4 for grid in shown["image_grid_thw"]]
+            marks = [self.image_token * width for width in widths]
+            before += "".join(mark + rest for mark, rest in zip(marks, after, strict=True))
+        ids = self.tokenizer([before], add_special_tokens=False)["input_ids"]
+        return BatchFeature({"input_ids": ids, **shown})
 
 
 def prepare(folder: Path, graph: dict[str, Any]) -> None:

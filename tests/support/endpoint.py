@@ -23,8 +23,8 @@ is cancelled with its request; another one runs in a thread."""
 
 
 @contextmanager
-def endpoint(tokenizer: Any, sample: Sample) -> Iterator[str]:
-    """Serve a policy from a thread; the base URL, with ``/v1``."""
+def endpoint(tokenizer: Any, sample: Sample, *, processor: Any = None) -> Iterator[str]:
+    """Serve a policy from a thread; the base URL, with ``/v1``. ``processor``: of one that reads pictures."""
 
     class Policy(CallbackModel):
         """Samples here instead of in a trainer."""
@@ -34,11 +34,15 @@ def endpoint(tokenizer: Any, sample: Sample) -> Iterator[str]:
         def load_tokenizer(self) -> Any:
             return tokenizer
 
+        def load_processor(self) -> Any:
+            return processor
+
         async def generate(self, prompt: list[int], sampling: dict[str, Any], pictures: Any) -> Generation:
             if inspect.iscoroutinefunction(sample):
                 return Generation(*await sample(prompt, sampling))
             return Generation(*await asyncio.to_thread(sample, prompt, sampling))
 
-    graph = resolve(GraphSpec(models={"policy": {"type": Policy, "tokenizer": "its own"}}))
+    policy = {"type": Policy, "tokenizer": "its own", "pictures": processor is not None}
+    graph = resolve(GraphSpec(models={"policy": policy}))
     with serving(lambda url: {"": graph}, watched=True) as url:
         yield f"{url}/policy/v1"

@@ -44,7 +44,8 @@ class Eyes:
         return {"input_ids": [ids]}
 
     def image_processor(self, images: list[Any], return_tensors: str) -> dict[str, Any]:
-        return {"pixel_values": [image.getpixel((50, 60)) for image in images]}
+        grid = [[1, image.height // _PATCH, image.width // _PATCH] for image in images]
+        return {"pixel_values": [image.getpixel((50, 60)) for image in images], "image_grid_thw": grid}
 
 
 def _marked(part: dict[str, Any]) -> str:

@@ -4,10 +4,12 @@ import asyncio
 import json
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.bells import bell_graph, sample
 from support.endpoint import endpoint
+from support.eyes import PROMPT, Eyes, seen_graph
 from support.letters import Letters
 
 from gym_serve import GraphError, InvalidRequest
@@ -39,6 +41,28 @@ async def test_a_process_of_areal_reads_the_endpoint_from_its_environment(
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     monkeypatch.setenv("OPENAI_API_KEY", "a-key")
     assert await agent.run({"prompt": "ring"}) == 1.0
+    await asyncio.to_thread(agent.close)
+
+
+SOUND = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+
+
+@pytest.mark.parametrize("part", [PROMPT, SOUND], ids=["picture", "sound"])
+async def test_what_areal_would_train_on_without_seeing_it_is_refused(part: dict[str, Any], url: str) -> None:
+    agent = GymAgent(bell_graph())
+    given = {"messages": [{"role": "user", "content": [part, {"type": "input_text", "text": "ring"}]}]}
+    with pytest.raises(InvalidRequest, match=f"takes text only, got {part['type']}"):
+        await agent.run(given, base_url=url, api_key="a-key")
+    await asyncio.to_thread(agent.close)
+
+
+async def test_a_picture_of_a_tool_is_refused_too() -> None:
+    agent = GymAgent(seen_graph())
+    with (
+        endpoint(Letters(), sample, processor=Eyes()) as url,
+        pytest.raises(InvalidRequest, match="got input_image"),
+    ):
+        await agent.run({"prompt": "ring"}, base_url=url, api_key="a-key")
     await asyncio.to_thread(agent.close)
 
 

@@ -13,6 +13,7 @@ from support.letters import Letters
 from gym_serve import PolicyAnswer, PolicyRequest
 from gym_serve.training.episodes import Adapter, Episodes
 from gym_serve.training.samples import fitted, samples
+from gym_serve.training.skyrl import Generator
 from gym_serve.training.verl import AgentLoop
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.types.media import opened
@@ -113,6 +114,102 @@ async def test_verl_is_given_the_pictures() -> None:
     assert colours == [COLOURS[:1], COLOURS]
     assert [image.getpixel((50, 60)) for image in output["multi_modal_data"]["images"]] == COLOURS
     assert (output["prompt_ids"] + output["response_ids"]).count(SEEN) == 2 * WIDTH
+
+
+class SkyRLsEngines:
+    """SkyRL's client of its engines: a picture is rendered by itself, and generated from at its place."""
+
+    def __init__(self, mark: int = SEEN) -> None:
+        self.mark = mark
+        self.rendered: list[list[str]] = []
+        self.asked: list[dict[str, Any]] = []
+
+    async def render_chat_completion(self, payload: dict[str, Any]) -> dict[str, Any]:
+        [message] = payload["json"]["messages"]
+        urls = [part["image_url"]["url"] for part in message["content"]]
+        self.rendered.append(urls)
+        places = [{"offset": 1 + i * (WIDTH + 2), "length": WIDTH} for i in range(len(urls))]
+        features = {
+            "mm_hashes": {"image": urls},
+            "mm_placeholders": {"image": places},
+            "kwargs_data": {"image": urls},
+        }
+        return {"token_ids": [1, *[self.mark] * WIDTH, 2] * len(urls), "features": features}
+
+    async def generate(self, batch: dict[str, Any], model: str | None = None) -> dict[str, Any]:
+        self.asked.append(batch)
+        [prompt] = batch["prompt_token_ids"]
+        answer = await answered(PolicyRequest(prompt, batch["sampling_params"]))
+        return {
+            "response_ids": [answer.token_ids],
+            "stop_reasons": [answer.finish_reason],
+            "response_logprobs": [answer.logprobs],
+        }
+
+
+def skyrls_batch(*rows: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "prompts": [[]] * len(rows),
+        "env_extras": [{"row": json.dumps(row)} for row in rows],
+        "sampling_params": {"max_tokens": 300, "logprobs": 1},
+        "trajectory_ids": [SimpleNamespace(instance_id="a", repetition_id=i) for i in range(len(rows))],
+    }
+
+
+async def test_skyrl_is_given_the_pictures() -> None:
+    engines = SkyRLsEngines()
+    generator = Generator(seen_graph(), engines, Letters(), processor=Eyes(), attempts=1)
+    output = await generator.generate(skyrls_batch(seen_row()))
+    assert engines.rendered == [URLS[:1], URLS]
+    for asked, urls in zip(engines.asked, engines.rendered, strict=True):
+        [prompt], [features] = asked["prompt_token_ids"], asked["mm_features"]
+        assert features["kwargs_data"]["image"] == urls
+        places = [
+            place
+            for one in features["mm_placeholders"]["image"]
+            for place in range(one["offset"], one["offset"] + one["length"])
+        ]
+        assert places == [i for i, token in enumerate(prompt) if token == SEEN]
+    assert output["pixel_values"] == [COLOURS]
+    assert output["image_grid_thw"] == [[[1, 4, 4]] * 2]
+    assert (output["prompt_token_ids"][0] + output["response_ids"][0]).count(SEEN) == 2 * WIDTH
+
+
+async def test_skyrl_has_a_picture_for_a_failure_without_tokens() -> None:
+    unread = {
+        "prompt": [{"role": "user", "content": [{**PROMPT, "image_url": "data:image/png;base64,aGk="}]}]
+    }
+    generator = Generator(seen_graph(), SkyRLsEngines(), Letters(), processor=Eyes(), attempts=1)
+    output = await generator.generate(skyrls_batch(unread, seen_row()))
+    assert output["stop_reasons"] == ["error", "stop"]
+    assert [sum(mask) > 0 for mask in output["loss_masks"]] == [False, True]
+    assert output["pixel_values"] == [COLOURS, COLOURS]
+    assert output["response_ids"][0] == output["response_ids"][1]
+
+
+async def test_skyrl_is_told_that_its_batches_have_pictures_everywhere_or_nowhere() -> None:
+    generator = Generator(seen_graph(), SkyRLsEngines(), Letters(), processor=Eyes(), attempts=1)
+    with pytest.raises(InvalidRequest, match="in every rollout or in none"):
+        await generator.generate(skyrls_batch(seen_row(), {"prompt": "refuse"}))
+    output = await generator.generate(skyrls_batch({"prompt": "refuse"}))
+    assert output["pixel_values"] is None
+
+
+async def test_skyrls_engines_must_see_a_picture_as_the_processor_does() -> None:
+    engines = SkyRLsEngines(mark=SEEN + 1)
+    generator = Generator(seen_graph(), engines, Letters(), processor=Eyes(), attempts=1)
+    output = await generator.generate(skyrls_batch(seen_row()))
+    assert (output["stop_reasons"], engines.asked) == (["error"], [])
+
+
+async def test_skyrl_trains_models_of_qwens_kind_alone() -> None:
+    class Tiles(Eyes):
+        def image_processor(self, images: list[Any], return_tensors: str) -> dict[str, Any]:
+            return {"pixel_values": super().image_processor(images, return_tensors)["pixel_values"]}
+
+    generator = Generator(seen_graph(), SkyRLsEngines(), Letters(), processor=Tiles(), attempts=1)
+    with pytest.raises(InvalidRequest, match="Tiles gives pixel_values"):
+        await generator.generate(skyrls_batch(seen_row()))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,11 @@ async def test_pictures_go_to_the_engine_and_into_the_sample(slime: Any) -> None
     urls = [PROMPT["image_url"], SHOWN["image_url"]]
     assert [payload["image_data"] for _, payload, _ in slime.asked] == [urls[:1], urls]
     assert sample.reward == 1.0
-    assert sample.multimodal_train_inputs == {"pixel_values": [(255, 0, 0), (0, 0, 255)]}
+    grid = [[1, 4, 4], [1, 4, 4]]
+    assert sample.multimodal_train_inputs == {
+        "pixel_values": [(255, 0, 0), (0, 0, 255)],
+        "image_grid_thw": grid,
+    }
 
 
 async def test_a_failure_is_removed_and_leaves_the_baseline_of_its_group(slime: Any) -> None:

@@ -8,7 +8,10 @@ failed rollout has the flag ``mask_sample`` and a token to hold its place; NeMo 
 but in the baseline of its group, so its reward is the mean of the others. If a history was tokenized again,
 the turns from there on keep their text and lose their tokens.
 
-Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``.
+Pictures of prompts are in the row, where NeMo RL reads them. A tool's picture is a message after its answer.
+
+Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``; of pictures,
+``nemo_gym_multimodal.py`` at 0bbe77f7f (September 2026).
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from gym_serve.interop.nemo_gym import import_config
 from gym_serve.rollouts import Group
 from gym_serve.training.episodes import endpoints_of
 from gym_serve.training.rollout import NotExportable, Rollout, token_parts
+from gym_serve.training.samples import media_in
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.media import pictures_in
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON, input_items
 
@@ -236,10 +241,14 @@ def result_of(rollout: JSON, neutral: float | None = None) -> JSON:
     params = own.get("responses_create_params") or {}
     response = own.get("response")
     response = dict(response) if isinstance(response, dict) else {}
-    response["output"], is_empty = _trainable(own, list(response.get("output") or ()))
+    output, is_empty = _trainable(own, list(response.get("output") or ()))
+    response["output"] = [each for item in output for each in _shown(item)]
+    items = input_items(params.get("input") or [])
+    if is_empty and any(media_in(items)):
+        response["agent_input"] = [{"role": "user", "content": ""}]  # the place has no token of a picture
     result = {
         **own,
-        "responses_create_params": {**params, "input": input_items(params.get("input") or [])},
+        "responses_create_params": {**params, "input": items},
         "response": response,
         "reward": float(own.get("reward") or 0.0),
     }
@@ -252,6 +261,16 @@ def result_of(rollout: JSON, neutral: float | None = None) -> JSON:
 
 
 _CAPTURED = frozenset({"branches", "captured_input", "captured_context"})
+
+
+def _shown(item: JSON) -> Iterator[JSON]:
+    """An item, and after it the pictures of a tool as a message: NeMo RL finds them in messages, and in an
+    answer that is one URL."""
+    yield item
+    answer = item.get("output") if item.get("type") == "function_call_output" else None
+    parts = [part for part in answer if list(pictures_in([part]))] if isinstance(answer, list) else []
+    if parts:
+        yield {"type": "message", "role": "user", "content": parts}
 
 
 def _trainable(rollout: JSON, output: list[JSON]) -> tuple[list[JSON], bool]:

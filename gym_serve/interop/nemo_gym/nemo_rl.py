@@ -5,6 +5,8 @@
 runs NeMo RL's script with `use`, which changes the class of the actor and the Python that it runs with. The
 actor survives its process: Ray starts it again, and it makes its graph and tokenizer anew.
 
+Pictures are attached to the messages by the actor itself, if it has a processor (Nemotron's vision models).
+
 Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``.
 """
 
@@ -16,6 +18,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from gym_serve.interop.nemo_gym import names
+from gym_serve.training.episodes import refuse_unseen
+from gym_serve.types.requests import JSON
 
 _ACTOR = "nemo_rl.environments.nemo_gym.NemoGym"
 
@@ -39,13 +43,17 @@ def environment() -> type[Any]:
                 self._spinup()
             super()._require_spinup()
 
-        async def run_rollouts(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        async def run_rollouts(
+            self, nemo_gym_examples: list[JSON], *args: Any, **kwargs: Any
+        ) -> AsyncGenerator[Any, None]:
             self._require_spinup()
+            for row in nemo_gym_examples:
+                refuse_unseen(row, sees=getattr(self, "_processor", None) is not None)
             if self._tokenizer is None:
                 from transformers import AutoTokenizer
 
                 self._tokenizer = AutoTokenizer.from_pretrained(self.cfg["model_name"])
-            async for result in super().run_rollouts(*args, **kwargs):
+            async for result in super().run_rollouts(nemo_gym_examples, *args, **kwargs):
                 yield result
 
         def shutdown(self) -> None:
