@@ -35,6 +35,7 @@ from gym_serve.sandbox.attached import CHUNK, FIRST, PYTHON, SOURCE, Channel, se
 from gym_serve.sandbox.boxes import ExecResult, Listens, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.inside.resident import Output
 from gym_serve.sandbox.resident_boxes import ResidentBox
+from gym_serve.sandbox.timed_box import TimedBox
 from gym_serve.types.errors import InvalidRequest, SessionLost, Unavailable
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ async def _remove(container: DockerContainer) -> None:
         await container.delete(force=True)
 
 
-class DockerBox:
+class DockerBox(TimedBox):
     """A container; see `Sandbox`.
 
     Args:
@@ -245,20 +246,11 @@ class DockerBox:
     def __init__(
         self, container: DockerContainer, spec: SandboxSpec, mark: str, stack: AsyncExitStack
     ) -> None:
+        super().__init__(spec)
         self._container = container
         self._mark = mark
-        self._spec = spec
         self._stack = stack
         self._numbers = itertools.count(1)
-        self._closed = False
-        self._over = "it was closed"
-        self._timer: asyncio.TimerHandle | None = None
-        self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def alive(self) -> bool:
-        """See `Sandbox.alive`."""
-        return not self._closed
 
     async def exec(
         self,
@@ -310,12 +302,7 @@ class DockerBox:
         """Make the folders of the box, and count the time that it lives from now on."""
         if self._spec.folders:
             await self.exec(["mkdir", "-p", "--", *self._spec.folders], timeout=_FILE_SECONDS, user=0)
-        if self._spec.ttl is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._spec.ttl, self._expire)
-
-    def _expire(self) -> None:
-        self._over = f"its time to live, {self._spec.ttl:g} s, is over"
-        self._closing = asyncio.create_task(self.close())
+        self._begin_to_live()
 
     async def listen(self) -> socket.socket:
         """See `Listens.listen`."""
@@ -332,7 +319,7 @@ class DockerBox:
         """What the daemon says, as errors of a box."""
         from aiodocker.exceptions import DockerError
 
-        if self._closed:
+        if self._over is not None:
             raise SessionLost(f"the box is gone: {self._over}")
         try:
             yield
@@ -378,9 +365,7 @@ class DockerBox:
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._end("it was closed")
         await self._stack.aclose()
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
 from gym_serve.sandbox.inside import resident
+from gym_serve.sandbox.timed_box import TimedBox
 from gym_serve.types.errors import SessionLost, Unavailable
 
 _START_SECONDS = 60.0
@@ -40,23 +41,16 @@ class FirstProcess(Protocol):
     async def stop(self) -> object: ...
 
 
-class ResidentBox:
+class ResidentBox(TimedBox):
     """A box whose first process (`inside.resident`) does what it is asked for; see `Sandbox`."""
 
     def __init__(self, process: FirstProcess, spec: SandboxSpec) -> None:
+        super().__init__(spec)
         self._process = process
-        self._spec = spec
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[tuple[int, int, bytes, bytes]], int]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
-        self._over: str | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self._over is None
 
     async def begin(self, config: Mapping[str, Any], program: bytes | CodeType) -> None:
         """Have the first process make the box. ``program``: its own, as source or compiled. Raises
@@ -71,12 +65,7 @@ class ResidentBox:
             raise Unavailable(f"a box does not start: {error or 'not in time'}") from error
         if ended != resident.EXITED:
             raise Unavailable(f"a box does not start: {errors.decode('utf-8', 'replace')}")
-        if self._spec.ttl is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._spec.ttl, self._expire)
-
-    def _expire(self) -> None:
-        self._end(f"its time to live, {self._spec.ttl:g} s, is over")
-        self._closing = asyncio.create_task(self.close())
+        self._begin_to_live()
 
     async def exec(
         self,
@@ -107,8 +96,6 @@ class ResidentBox:
 
     async def close(self) -> None:
         self._end("it was closed")
-        if self._timer is not None:
-            self._timer.cancel()
         await self._process.stop()
         if self._reading is not None:
             self._reading.cancel()
@@ -189,7 +176,7 @@ class ResidentBox:
         self._end(reason)
 
     def _end(self, reason: str) -> None:
-        self._over = self._over or reason
+        super()._end(reason)
         for future, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(SessionLost(f"the box is gone: {self._over}"))

@@ -110,7 +110,7 @@ class ChildProcess:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=max_line)
         except BaseException:  # a cancellation, mostly
             ours.close()
-            process.kill()
+            _kill(process)
             process.wait()
             raise
         return cls(process, reader, writer)
@@ -138,6 +138,7 @@ async def end_with_parent(parent: int) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
+    # With its group: the child of a `bwrap` that is killed as it starts would wait for it for ever.
     os.kill(process.pid, signal.SIGKILL)  # not `Popen.kill`, which may collect it
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -58,6 +58,45 @@ else:
     time.sleep(3600)
 """.replace("COUNT", str(BOXES))
 
+GRAPH = {
+    "insecure": True,  # a Ray of its own, for a moment
+    "models": {"policy": {"type": "scripted_model"}},
+    "resources": {"workspace": {"type": "workspace", "max_boxes": BOXES, "warm_boxes": 0}},
+    "agents": {"oracle": {"type": "oracle", "model": "policy", "resources": "workspace"}},
+}
+"""Boxes of a replica of Serve: each runs a solution that does not end."""
+
+SERVE = f"""
+import asyncio, sys, threading, time
+import psutil
+import ray
+from gym_serve import Gym
+from gym_serve.cluster.starting import free_port
+from ray import serve
+
+mark, folder, kind = sys.argv[1:]
+options = dict(object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False)
+ray.init(num_cpus=8, _temp_dir=folder, **options)
+row = dict(
+    responses_create_params=dict(input="Sleep."),
+    test_command="true",
+    solution=f"echo a > file; (setsid sleep {{mark}} &); sleep {{mark}} & sleep {{mark}}",
+)
+serve.start(http_options=dict(host="127.0.0.1", port=free_port()))
+gym = Gym.from_graph({GRAPH!r})
+once = dict(agent="oracle", repeats={BOXES}, concurrency={BOXES}, attempts=1)
+threading.Thread(target=gym.run, args=([row],), kwargs=once, daemon=True).start()
+sleepers = []
+while len(sleepers) < 3 * {BOXES}:
+    time.sleep(0.2)
+    found = psutil.process_iter(["name", "cmdline"])
+    sleepers = [p for p in found if p.info["name"] == "sleep" and mark in (p.info["cmdline"] or ())]
+parents = sleepers[0].parents()
+outside = max(number for number, process in enumerate(parents) if process.name() == "bwrap") + 1
+print(parents[outside].pid, flush=True)
+time.sleep(3600)
+"""
+
 
 def _left(mark: str) -> list[str]:
     """Processes of boxes, and mounts of them that this machine sees."""
@@ -88,18 +127,24 @@ def _killed(kind: str, owner: int, driver: subprocess.Popen[bytes]) -> list[int]
     if kind == "node":  # of which Ray's own tools would kill the processes one by one
         inside = {child.pid for child in psutil.Process(owner).children(recursive=True)}
         return [process.pid for process in below if process.pid not in inside]
-    return {"replica": [owner], "raylet": raylets}.get(kind, [driver.pid])
+    return {"replica": [owner], "raylet": raylets}.get(kind.removeprefix("serve "), [driver.pid])
 
 
-@pytest.mark.parametrize("rounds", [int(os.environ.get("GYM_KILLS", "1"))])
-@pytest.mark.parametrize("kind", ["driver", "group", "replica", "ray driver", "raylet", "node"])
+@pytest.mark.parametrize("rounds", [int(os.environ.get("GYM_KILLS", "3"))])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("driver", "group", "replica", "ray driver", "raylet", "node"),
+        *("serve replica", "serve raylet", "serve driver"),
+    ],
+)
 def test_nothing_is_left(kind: str, rounds: int, tmp_path: Path) -> None:
     longest = 0.0
     for number in range(rounds):
         mark = f"{os.getpid()}{number}.5"
         with tempfile.TemporaryDirectory(prefix="gs", ignore_cleanup_errors=True) as folder:
             driver = subprocess.Popen(
-                [sys.executable, "-c", OWNER, mark, folder, kind],
+                [sys.executable, "-c", SERVE if kind.startswith("serve") else OWNER, mark, folder, kind],
                 stdout=subprocess.PIPE,
                 env={**os.environ, "TMPDIR": str(tmp_path), "RAY_AUTH_MODE": "disabled"},
                 start_new_session=True,

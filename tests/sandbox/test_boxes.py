@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -448,6 +449,63 @@ async def test_nothing_is_left_of_an_owner_that_is_killed(rounds: int, tmp_path:
         assert await until(lambda: len(_left()) <= len(before)) < 10
     assert os.listdir(tmp_path) == []
     assert not [name for name in set(os.listdir("/tmp")) - set(folders) if "gym-serve" in name]
+
+
+def _of_root(root: Path) -> list[int]:
+    """The processes of ``bwrap`` that make boxes of a root folder, also those without a parent."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "--ro-bind" in (words := process.info["cmdline"] or ()) and str(root) in words
+    ]
+
+
+async def test_nothing_is_left_of_cancelled_starts(provider: SandboxProvider, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        starts = [asyncio.create_task(provider.create(SandboxSpec(root=tmp_path))) for _ in range(4)]
+        await asyncio.sleep(draw.uniform(0, 0.004))
+        for start in starts:
+            start.cancel()
+        for box in await asyncio.gather(*starts, return_exceptions=True):
+            if not isinstance(box, BaseException):
+                await box.close()
+    assert await until(lambda: not _of_root(tmp_path)) < 10
+
+
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from gym_serve.sandbox import SandboxSpec, find_provider
+
+async def start(provider):
+    while True:
+        await (await provider.create(SandboxSpec(root=Path(sys.argv[1])))).close()
+
+async def main():
+    provider = find_provider("bubblewrap")
+    print("ready", flush=True)
+    await asyncio.gather(*(start(provider) for _ in range(8)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
+async def test_nothing_is_left_of_an_owner_that_is_killed_as_boxes_start(rounds: int, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(rounds):
+        with subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE
+        ) as owner:
+            assert owner.stdout is not None
+            try:
+                assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
+                await until(lambda: _of_root(tmp_path))
+                await asyncio.sleep(draw.uniform(0, 0.1))
+            finally:
+                owner.kill()
+        assert await until(lambda: not _of_root(tmp_path)) < 10
 
 
 ORDINARY = """
