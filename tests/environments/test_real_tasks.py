@@ -24,7 +24,7 @@ def answers(task: str, row: dict[str, Any], question: str) -> tuple[str, str]:
     """A right one and a wrong one."""
     if task == "yaml":
         text, number = json.loads(row["schema_str"])["properties"]
-        name, value = question.split()[0], re.findall(r"\d+", question)[0]
+        name, value = question.split(maxsplit=1)[0], re.findall(r"\d+", question)[0]
         return f"{text}: {name}\n{number}: {value}", f"{text}: {name}\n{number}: {value} km"
     words = question.replace(" or ", " ").split()
     if task == "swap":
