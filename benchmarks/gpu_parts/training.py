@@ -16,9 +16,17 @@ from benchmarks.harness.work import ROOT
 
 def figures(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rewards of the held-out rows, and where the seconds of a step go."""
-    output = arguments.folder / "training"
-    words = [sys.executable, "examples/train_real.py", "--steps", str(arguments.training_steps)]
-    subprocess.run([*words, "--output", str(output)], cwd=ROOT, check=True)
+    whole = arguments.folder / "training"
+    words = [
+        sys.executable,
+        "examples/train_real.py",
+        "--task",
+        "numbers",
+        "--steps",
+        str(arguments.training_steps),
+    ]
+    subprocess.run([*words, "--output", str(whole)], cwd=ROOT, check=True)
+    output = whole / "numbers-0"
     result = orjson.loads((output / "result.json").read_bytes())
     steps = [orjson.loads(line) for line in (output / "metrics.jsonl").read_bytes().splitlines()]
     generating = [step["seconds"] for step in steps if step["seconds"]["weights"] > 0.01][1:]

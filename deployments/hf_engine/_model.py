@@ -1,7 +1,7 @@
 """A model of ``transformers``: loading it, its batches, and changing its weights in place.
 
 A batch is made of the rows that wait at a moment; batches take turns, a token each, so that a new row waits
-for no other to end.
+for no other to end. Rows of a batch with the same prompt (the group of a task, say) read it once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ class _Batch:
         self.rows = list(rows)
         self.seen: dict[str, Any] = {}  # what the model is given with the prompt beside its tokens
         self.cache: Any = None
-        longest = max(len(row.prompt) for row in rows)
-        padding = [[0] * (longest - len(row.prompt)) for row in rows]
-        ids = [pad + row.prompt for pad, row in zip(padding, rows, strict=True)]
-        mask = [pad + [1] * len(row.prompt) for pad, row in zip(padding, rows, strict=True)]
+        prompts = list(dict.fromkeys(tuple(row.prompt) for row in rows))
+        at = {prompt: i for i, prompt in enumerate(prompts)}
+        self.copies: torch.Tensor | None = None  # until the prompts are read: that of each row
+        if len(prompts) < len(rows):
+            self.copies = torch.tensor([at[tuple(row.prompt)] for row in rows], device=device)
+        longest = max(map(len, prompts))
+        ids = [[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         self.ids, self.mask = torch.tensor(ids, device=device), torch.tensor(mask, device=device)
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
 
@@ -46,7 +50,12 @@ class _Batch:
                 **self.seen,
             )
             self.cache, self.seen = answer.past_key_values, {}
-            drawn = _drawn(answer.logits[:, -1].float(), self.rows)
+            logits = answer.logits[:, -1].float()
+            if self.copies is not None:
+                logits, index = logits[self.copies], self.copies
+                self.copies = None
+                self._select(index)
+            drawn = _drawn(logits, self.rows)
             self.ids = torch.tensor([token for token, _ in drawn], device=self.ids.device)[:, None]
             self.positions = self.positions[..., -1:] + 1
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.rows), 1)], -1)
@@ -60,9 +69,17 @@ class _Batch:
         if is_same or not kept:
             return
         index = torch.tensor(kept, device=self.ids.device)
+        if self.copies is not None:
+            self.copies = self.copies[index]
+        else:
+            self._select(index)
+
+    def _select(self, index: torch.Tensor) -> None:
+        """Go on with some of the rows, or with copies of them."""
         self.ids, self.mask, self.positions = self.ids[index], self.mask[index], self.positions[index]
-        with torch.inference_mode():
-            self.cache.batch_select_indices(index)
+        if self.cache is not None:
+            with torch.inference_mode():
+                self.cache.batch_select_indices(index)
 
 
 def _drawn(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.batched_engines import BatchedEngineTests, LogProbs, greedy
@@ -27,6 +29,33 @@ class TestHFEngine(BatchedEngineTests):
     @pytest.fixture
     def log_probs(self, tiny: Path) -> LogProbs:
         return partial(log_probs_by_transformers, tiny)
+
+
+async def test_the_same_prompt_is_read_once_in_a_batch(hf: HFEngine, tiny: Path) -> None:
+    assert hf._steps is not None
+    model, sizes = hf._steps.model, []
+
+    def counted(module: Any, args: Any, given: dict[str, Any]) -> None:
+        sizes.append(tuple(given["input_ids"].shape))
+
+    bodies = [{"input": text, "max_output_tokens": 6, "temperature": 1.0} for text in "aabbbc"]
+    await hf.pause("keep")  # so that all of them are in one batch
+    calls = [asyncio.create_task(hf.responses(body)) for body in bodies]
+    await asyncio.sleep(0.3)
+    watched = model.register_forward_pre_hook(counted, with_kwargs=True)
+    try:
+        await hf.resume()
+        responses = await asyncio.gather(*calls)
+    finally:
+        watched.remove()
+    assert sizes[0][0] == 3
+    assert sizes[1] == (6, 1)
+    for response in responses:
+        last = response["output"][-1]
+        prompt, made = last["prompt_token_ids"], last["generation_token_ids"]
+        expected = log_probs_by_transformers(tiny, prompt, made, 1.0)
+        assert last["generation_log_probs"] == pytest.approx(expected, abs=1e-3)
+    assert len({tuple(r["output"][-1]["generation_token_ids"]) for r in responses}) > 3  # each is drawn
 
 
 async def test_weights_change_what_it_says_and_the_version_tells(

@@ -209,6 +209,29 @@ def test_a_small_model_learns_and_the_training_is_resumed(
     assert (tmp_path / "training.png").stat().st_size > 10_000
 
 
+def test_held_out_rows_are_asked_before_and_after_and_only_the_last_layers_learn(
+    examples: Callable[[str], Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = examples("train_real")
+    for name, value in {"HELD_OUT": 3, "TRAINED": 8, "LAYERS": 1}.items():
+        monkeypatch.setattr(real, name, value)
+    folders = [tmp_path / "swap-0", tmp_path / "swap-1"]
+    results = []
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        results.append(real.train(folder, tiny, task="swap", steps=2, seed=seed, ray=False))
+        for name in ("before", "after"):
+            said = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+            assert len(said) == 3 * real.REPEATS
+            assert sum(rollout["reward"] for rollout in said) / len(said) == results[-1][name]
+            versions = {rollout["response"]["output"][-1]["weight_version"] for rollout in said}
+            assert versions == {"trained" if name == "after" else "0"}
+    steps = [examples("report").read_metrics(folder / "metrics.jsonl") for folder in folders]
+    assert [[step["step"] for step in made] for made in steps] == [[1, 2], [1, 2]]
+    examples("report").draw_seeds(results, steps, tmp_path / "swap.png")
+    assert (tmp_path / "swap.png").stat().st_size > 10_000
+
+
 def test_a_loop_of_ones_own_trains_while_rollouts_run(examples: Callable[[str], Any], tmp_path: Path) -> None:
     examples("boxes").make_policy(tmp_path / "model", steps=20)
     report = examples("train_async").train(tmp_path / "asynchronous", max_staleness=2, steps=6, delay=0.01)
