@@ -55,8 +55,8 @@ def swapped_words(draw: random.Random) -> dict[str, Any]:
 
 
 def larger_number(draw: random.Random) -> dict[str, Any]:
-    """Which of two numbers is larger? A small batch is no teacher here: the first number is right half of the
-    time."""
+    """Which of two numbers is larger? In small steps the model ends in always saying the second one, which is
+    right half of the time."""
     first, second = draw.sample(range(1, 1000), 2)
     asked = _messages("Say the larger number.", ("305 or 411", "411"), f"{first} or {second}")
     return _exactly(str(max(first, second)), asked)
