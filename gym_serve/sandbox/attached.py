@@ -46,8 +46,12 @@ class Attached(Protocol):
     async def write_in(self, data: bytes) -> None: ...
 
 
-def settings_of(spec: SandboxSpec) -> dict[str, Any]:
-    """What the first process is told: what runs the container has done the rest."""
+def settings_of(spec: SandboxSpec, *, machine: bool = False) -> dict[str, Any]:
+    """What the first process is told: what runs the container has done the rest.
+
+    ``machine``: it is no container but a machine of its own, whose program's output is taken as text. Its
+    commands then have the rights of those in a container, and as many processors as the box.
+    """
     user = spec.user.partition(":")[0] if isinstance(spec.user, str) else spec.user
     return {
         "overlays": [],
@@ -57,7 +61,9 @@ def settings_of(spec: SandboxSpec) -> dict[str, Any]:
         "memory": spec.memory_mb << 20,
         "env": dict(spec.env),
         "user": user or None,
-        "cores": [],
+        "cores": list(range(spec.cpus)) if machine else [],
+        "machine": machine,
+        "as_text": machine,
         "listens": False,
         "filter": b"",
         "replies": 1,

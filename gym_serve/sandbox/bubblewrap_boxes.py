@@ -139,6 +139,7 @@ class _Plan:
             "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
             "filter": box_filter(os.uname().machine),
             "replies": 0,
+            "as_text": False,
         }
 
 

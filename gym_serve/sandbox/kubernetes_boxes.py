@@ -219,7 +219,7 @@ async def _said(work: Coroutine[Any, Any, T], what: str) -> T:
             f"a pod of {what} does not start: {error.status} {error.reason}: {error.body!s}"
         ) from error
     except (OSError, ClientError, EOFError, asyncio.TimeoutError) as error:
-        raise Unavailable(f"a pod of {what} does not start: {error or 'not in time'}") from error
+        raise Unavailable(f"a pod of {what} does not start: {str(error) or 'not in time'}") from error
 
 
 async def _begun(client: ApiClient, namespace: str, owner: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class ResidentBox(TimedBox):
         try:
             ended, _, _, errors = await asyncio.wait_for(reply, _START_SECONDS)
         except (SessionLost, asyncio.TimeoutError) as error:
-            raise Unavailable(f"a box does not start: {error or 'not in time'}") from error
+            raise Unavailable(f"a box does not start: {str(error) or 'not in time'}") from error
         if ended != resident.EXITED:
             raise Unavailable(f"a box does not start: {errors.decode('utf-8', 'replace')}")
         self._begin_to_live()

@@ -51,13 +51,14 @@ _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _replies = 0  # the file that replies go to
+_as_text = False  # whether they are lines of base64, as what carries them takes text alone
 
 
 def main() -> None:
     """Serve until the socket ends."""
-    global _replies  # noqa: PLW0603 - of the process, which is this
+    global _replies, _as_text
     config = marshal.loads(_message(0) or b"")
-    _replies = config["replies"]
+    _replies, _as_text = config["replies"], config["as_text"]
     try:
         if config["overlays"]:
             _mount(config)
@@ -65,6 +66,8 @@ def main() -> None:
             _give_up(_KEPT)
         else:
             _enter_container(config)
+            if config["machine"]:
+                _give_up(_KEPT)
         if config["listens"]:
             _listen()
     except OSError as error:
@@ -645,7 +648,13 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _send(number: int, ended: int, status: int, out: bytes, err: bytes) -> None:
-    _write(_replies, REPLY.pack(number, status, ended, len(out), len(err)) + out + err)
+    message = REPLY.pack(number, status, ended, len(out), len(err)) + out + err
+    if _as_text:
+        import binascii
+
+        parts = (message[start : start + _CHUNK] for start in range(0, len(message), _CHUNK))
+        message = b"".join(map(binascii.b2a_base64, parts))
+    _write(_replies, message)
 
 
 if __name__ == "resident":

@@ -1,0 +1,179 @@
+"""Boxes of E2B's API, by its SDK, on a service that is an API and no more: it never ran on the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections.abc import AsyncIterator
+
+import pytest
+from support.sandboxes import needs_bubblewrap
+from support.waiting import until
+
+from gym_serve.sandbox import (
+    Listens,
+    SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
+    e2b_boxes,
+    find_provider,
+)
+from gym_serve.sandbox.e2b_boxes import OWNER
+from gym_serve.types.errors import (
+    EndpointAccessDenied,
+    GraphError,
+    InvalidRequest,
+    SessionLost,
+    Unavailable,
+)
+
+pytest.importorskip("e2b", reason="pip install 'gym-serve[e2b]', on Python 3.11 or newer")
+pytestmark = needs_bubblewrap
+
+from support.e2b import Service, service  # noqa: E402 - it imports the SDK
+
+SPEC = SandboxSpec(image="base", workdir="/app", env={"A": "b c"})
+LONG = 60.0
+
+
+@pytest.fixture
+async def there(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+    async with service() as (there, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield there
+
+
+@pytest.fixture
+def provider(there: Service) -> SandboxProvider:
+    return find_provider("e2b")
+
+
+def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    with pytest.raises(GraphError, match="E2B_API_KEY must be the key of an account"):
+        find_provider("e2b")
+
+
+async def test_a_sandbox_is_a_box(there: Service, provider: SandboxProvider) -> None:
+    box = await provider.create(SPEC)
+    done = await box.exec("echo $PWD $A; cat; exit 3", stdin=b"given\n", timeout=LONG)
+    assert (done.status, done.text, done.ended) == (3, "/app b c\ngiven\n", "exit")
+    slow = await box.exec("sleep 60", timeout=0.5)
+    assert slow.ended == "timeout"
+    data = bytes(range(256)) * 4096
+    await box.write("/app/a/data", data)
+    assert await box.read("/app/a/data") == data
+    await box.put("/tmp/b", await box.get("/app/a"))
+    assert (await box.exec(["cmp", "/app/a/data", "/tmp/b/data"], timeout=LONG)).ok
+    with tarfile.open(fileobj=io.BytesIO(await box.get("/tmp/b"))) as archive:
+        assert "data" in {name.removeprefix("./") for name in archive.getnames()}
+    with pytest.raises(SandboxRefused, match="none"):
+        await box.read("/app/none")
+    assert not isinstance(box, Listens)
+    [process] = there.processes.values()
+    await box.close()
+    assert there.asked == {}
+    assert process.returncode is not None
+    with pytest.raises(SessionLost):
+        await box.exec("true", timeout=LONG)
+
+
+async def test_what_an_agent_reaches(there: Service, provider: SandboxProvider) -> None:
+    """Root of a box can neither end the first process nor change the machine."""
+    box = await provider.create(SPEC)
+    done = await box.exec(
+        "kill -9 1 -1; mount -t tmpfs t /tmp; ls /proc/1/fd; unshare --net true", timeout=LONG
+    )
+    assert done.stderr.count(b"\n") >= 3
+    assert (await box.exec("tail -n +3 /proc/net/dev | cut -d: -f1", timeout=LONG)).text.split() in (
+        [],
+        ["lo"],
+    )
+    rights = await box.exec("grep CapEff /proc/self/status", timeout=LONG)
+    assert int(rights.text.split()[1], 16) & (1 << 21 | 1 << 19) == 0  # SYS_ADMIN, SYS_PTRACE
+    assert box.alive
+    await box.close()
+
+
+async def test_what_is_asked_for(there: Service, provider: SandboxProvider) -> None:
+    boxes = [await provider.create(SPEC), await provider.create(SPEC.model_copy(update={"network": "full"}))]
+    first, second = there.asked.values()
+    assert [each.allow_internet_access for each in (first, second)] == [False, True]
+    assert first.metadata[OWNER]
+    assert there.lives == {"i1": [120], "i2": [120]}
+    for box in boxes:
+        await box.close()
+
+
+async def test_a_sandbox_is_renewed_while_it_is_had(
+    there: Service, provider: SandboxProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(e2b_boxes, "_RENEW_SECONDS", 0.05)
+    box = await provider.create(SPEC)
+    await until(lambda: len(there.lives["i1"]) > 3)
+    assert set(there.lives["i1"]) == {120}
+    await box.close()
+    renewed = len(there.lives["i1"])
+    await asyncio.sleep(0.2)
+    assert len(there.lives["i1"]) == renewed
+
+
+async def test_a_sandbox_that_the_service_ends(there: Service, provider: SandboxProvider) -> None:
+    box = await provider.create(SPEC)
+    running = asyncio.create_task(box.exec("sleep 60", timeout=LONG))
+    await asyncio.sleep(0.2)
+    await there.end("i1")
+    with pytest.raises(SessionLost):
+        await running
+    assert not box.alive
+    await box.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"image": None}, "made of a template"),
+        ({"network": "model"}, "must be none or full"),
+        ({"image": "none"}, "template 'none' not found"),
+        ({"image": "no-python"}, "needs python3"),
+        ({"image": "no-unshare"}, "unshare: Permission denied"),
+    ],
+)
+async def test_a_box_that_cannot_be_made(
+    there: Service, provider: SandboxProvider, changes: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        await provider.create(SPEC.model_copy(update=changes))
+    assert there.asked == {}
+
+
+@pytest.mark.parametrize(("status", "failure"), [(429, Unavailable), (500, Unavailable), (503, Unavailable)])
+async def test_a_service_that_is_busy(
+    there: Service,
+    provider: SandboxProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    failure: type[Exception],
+) -> None:
+    monkeypatch.setattr("e2b.connection_config.DEFAULT_RETRIES", 0)
+    there.refuses = status
+    with pytest.raises(failure, match=str(status)):
+        await provider.create(SPEC)
+
+
+async def test_a_key_that_is_refused(
+    there: Service, provider: SandboxProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("E2B_API_KEY", "e2b_" + "f" * 40)
+    with pytest.raises(EndpointAccessDenied, match="E2B_API_KEY"):
+        await provider.create(SPEC)
+
+
+async def test_a_service_that_does_not_answer(
+    provider: SandboxProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:9")
+    with pytest.raises(Unavailable, match="does not start"):
+        await provider.create(SPEC)
