@@ -92,9 +92,7 @@ def _to_url(files: Sequence[Path], url: str) -> str:
         for file in files:
             with file.open("rb") as source, store.open(f"{folder.rstrip('/')}/{file.name}", "wb") as target:
                 shutil.copyfileobj(source, target)
-    except ImportError as error:  # it names the store's package
-        raise InvalidRequest(f"{url}: {error}") from None
-    except ValueError as error:  # a scheme that there is not
+    except (ImportError, ValueError) as error:  # it names the store's package, or a scheme that there is not
         raise InvalidRequest(f"{url}: {error}") from None
     except OSError as error:
         raise Unavailable(f"{url} cannot be written: {error}") from None

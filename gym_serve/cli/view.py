@@ -50,6 +50,7 @@ def view(
 
     Files are indexed in the background, also while they are being written. The
     index is kept in ~/.cache/gym-serve/view. Failures beside a file belong to it.
+    Prices are those in the header of a run, where --price gives no others.
 
     Exit status: 0, or 1 if a path cannot be read.
 

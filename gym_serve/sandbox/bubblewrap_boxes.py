@@ -77,13 +77,10 @@ class BubblewrapBoxes:
             except OSError as error:
                 raise Unavailable(f"a box does not start: {error}") from error
             box = BubblewrapBox(process, spec, layer)
-            try:
+            async with box.beginning():
                 await box.begin(plan.config(), _resident())
                 if spec.network == "model":
                     box.take_listener(ours)
-            except BaseException:
-                await box.close()
-                raise
         return box
 
 
@@ -139,7 +136,7 @@ class _Plan:
             "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
             "filter": box_filter(os.uname().machine),
             "replies": 0,
-            "as_text": False,
+            "machine": False,
         }
 
 

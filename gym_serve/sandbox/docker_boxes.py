@@ -123,11 +123,8 @@ class DockerBoxes:
             else:
                 box = DockerBox(container, spec, mark, stack.pop_all())
                 beginning = box.begin()
-            try:
+            async with box.beginning():
                 await beginning
-            except BaseException:
-                await box.close()
-                raise
             return box
         raise AssertionError("unreachable")
 

@@ -73,11 +73,8 @@ class E2BBoxes:
             channel = await _said(self._start(stack, spec), spec.image)
             channel.stack = stack.pop_all()
         box = ResidentBox(channel, spec)
-        try:
+        async with box.beginning():
             await box.begin(settings_of(spec, machine=True), SOURCE)
-        except BaseException:
-            await box.close()
-            raise
         return box
 
     async def _start(self, stack: AsyncExitStack, spec: SandboxSpec) -> Channel:

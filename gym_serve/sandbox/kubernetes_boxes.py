@@ -81,11 +81,8 @@ class KubernetesBoxes:
             channel = await _said(self._start(stack, client, namespace, lease, spec), spec.image)
             channel.stack = stack.pop_all()
         box = ResidentBox(channel, spec)
-        try:
+        async with box.beginning():
             await box.begin(settings_of(spec), SOURCE)
-        except BaseException:
-            await box.close()
-            raise
         return box
 
     async def _start(

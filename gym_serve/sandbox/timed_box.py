@@ -1,8 +1,10 @@
-"""`TimedBox`: what ends a box, its time to live included, whatever it is made of."""
+"""`TimedBox`: what ends a box, a failed start and its time to live included, whatever it is made of."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from gym_serve.sandbox.boxes import SandboxSpec
 
@@ -24,6 +26,15 @@ class TimedBox:
     async def close(self) -> None:
         """See `Sandbox.close`."""
         raise NotImplementedError
+
+    @asynccontextmanager
+    async def beginning(self) -> AsyncIterator[None]:
+        """What makes it: it is closed if that fails, or is cancelled."""
+        try:
+            yield
+        except BaseException:
+            await self.close()
+            raise
 
     def _begin_to_live(self) -> None:
         if self._spec.ttl is not None:

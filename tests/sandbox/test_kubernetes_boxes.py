@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import io
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from support.kubernetes import Cluster, cluster
-from support.sandboxes import needs_bubblewrap
+from support.sandboxes import check_remote_box, needs_bubblewrap
 from support.waiting import until
 
 from gym_serve.sandbox import (
-    Listens,
     SandboxProvider,
-    SandboxRefused,
     SandboxSpec,
     find_provider,
     kubernetes_boxes,
@@ -52,20 +48,7 @@ def test_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 async def test_a_pod_is_a_box(there: Cluster, provider: SandboxProvider) -> None:
     box = await provider.create(SPEC)
-    done = await box.exec("echo $PWD $A; cat; exit 3", stdin=b"given\n", timeout=LONG)
-    assert (done.status, done.text, done.ended) == (3, "/app b c\ngiven\n", "exit")
-    slow = await box.exec("sleep 60", timeout=0.5)
-    assert slow.ended == "timeout"
-    data = bytes(range(256)) * 4096
-    await box.write("/app/a/data", data)
-    assert await box.read("/app/a/data") == data
-    await box.put("/tmp/b", await box.get("/app/a"))
-    assert (await box.exec(["cmp", "/app/a/data", "/tmp/b/data"], timeout=LONG)).ok
-    with tarfile.open(fileobj=io.BytesIO(await box.get("/tmp/b"))) as archive:
-        assert "data" in {name.removeprefix("./") for name in archive.getnames()}
-    with pytest.raises(SandboxRefused, match="none"):
-        await box.read("/app/none")
-    assert not isinstance(box, Listens)
+    await check_remote_box(box)
     [process] = there.processes.values()
     await box.close()
     assert there.objects["pods"] == {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import shutil
+import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,18 @@ from typing import Any
 import psutil
 import pytest
 
-from gym_serve.sandbox import Confinement, SandboxName, find_sandbox
+from gym_serve.sandbox import Confinement, Listens, Sandbox, SandboxName, SandboxRefused, find_sandbox
 from gym_serve.types.errors import GraphError
 
-__all__ = ["AVAILABLE", "BOTH", "children", "needs_bubblewrap", "sandbox_of", "with_pytest"]
+__all__ = [
+    "AVAILABLE",
+    "BOTH",
+    "check_remote_box",
+    "children",
+    "needs_bubblewrap",
+    "sandbox_of",
+    "with_pytest",
+]
 
 
 @cache
@@ -56,3 +66,21 @@ def with_pytest(folder: Path) -> Path:
     shutil.copy(Path(pytest.__path__[0]).parent / "py.py", folder / "packages")
     (folder / "Dockerfile").write_text("FROM python:3\nCOPY packages /usr/lib/python3/dist-packages/\n")
     return folder
+
+
+async def check_remote_box(box: Sandbox) -> None:
+    """What a box of ``/app`` does whose machine is elsewhere: commands, time limits, files and archives."""
+    done = await box.exec("echo $PWD $A; cat; exit 3", stdin=b"given\n", timeout=60.0)
+    assert (done.status, done.text, done.ended) == (3, "/app b c\ngiven\n", "exit")
+    slow = await box.exec("sleep 60", timeout=0.5)
+    assert slow.ended == "timeout"
+    data = bytes(range(256)) * 4096
+    await box.write("/app/a/data", data)
+    assert await box.read("/app/a/data") == data
+    await box.put("/tmp/b", await box.get("/app/a"))
+    assert (await box.exec(["cmp", "/app/a/data", "/tmp/b/data"], timeout=60.0)).ok
+    with tarfile.open(fileobj=io.BytesIO(await box.get("/tmp/b"))) as archive:
+        assert "data" in {name.removeprefix("./") for name in archive.getnames()}
+    with pytest.raises(SandboxRefused, match="none"):
+        await box.read("/app/none")
+    assert not isinstance(box, Listens)

@@ -51,14 +51,14 @@ _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _replies = 0  # the file that replies go to
-_as_text = False  # whether they are lines of base64, as what carries them takes text alone
+_as_text = False  # whether they are lines of base64: what carries them out of a machine takes text alone
 
 
 def main() -> None:
     """Serve until the socket ends."""
     global _replies, _as_text
     config = marshal.loads(_message(0) or b"")
-    _replies, _as_text = config["replies"], config["as_text"]
+    _replies, _as_text = config["replies"], config["machine"]
     try:
         if config["overlays"]:
             _mount(config)
