@@ -25,6 +25,7 @@ from pydantic import (
 )
 from typing_extensions import Self
 
+from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import DOCKERFILE, archive_of
 from gym_serve.sandbox import SandboxSpec
 from gym_serve.types.errors import InvalidRequest
@@ -113,6 +114,8 @@ class Task:
     carried: tuple[str, ...] = ()
     carries_workdir: bool = True
     restored: tuple[str, ...] = ()
+    health: HealthCheck | None = None
+    test_health: HealthCheck | None = None
     test_spec: SandboxSpec | None = None
     test_env: dict[str, str] = field(default_factory=dict)
     test_user: str | int | None = None
@@ -131,6 +134,7 @@ class Step:
     instruction: str
     files: bytes | None
     setup: bool
+    health: HealthCheck | None
     task: Task
     least: Mapping[str, float]
 
@@ -188,7 +192,7 @@ class _Environment(BaseModel):
     workdir: str | None = None
     os: str = "linux"
     docker_image: str | None = None
-    healthcheck: None = None
+    healthcheck: HealthCheck | None = None
     mcp_servers: _Nothing = []
 
     def spec(self, phase: _Phase) -> SandboxSpec:
@@ -233,7 +237,7 @@ class _Step(BaseModel):
     agent: _StepPhase = _StepPhase()
     verifier: _Verifier = _Verifier()
     min_reward: float | dict[str, float] | None = None
-    healthcheck: None = None
+    healthcheck: HealthCheck | None = None
     artifacts: list[_Path | _Artifact] = []
 
 
@@ -279,6 +283,7 @@ def _step(folder: Path, config: _Config, step: _Step) -> Step:
         instruction=(own / "instruction.md").read_text("utf-8"),
         files=archive_of(files) if files.is_dir() else None,
         setup=(files / "setup.sh").is_file(),
+        health=step.healthcheck,
         task=_one(folder, whole, own),
         least=least or {},
     )
@@ -311,6 +316,8 @@ def _one(folder: Path, config: _Config, step: Path | None = None) -> Task:
         tests=() if own else tuple(map(archive_of, tests)),
         test_command=f"chmod +x {TESTS}/test.sh; {TESTS}/test.sh",
         reads_reward=True,
+        health=config.environment.healthcheck,
+        test_health=None if separate else config.environment.healthcheck,
         test_spec=test_spec,
         test_env=verifier.env,
         test_user=verifier.user,

@@ -18,12 +18,13 @@ from support.waiting import until
 from gym_serve import Gym
 from gym_serve.cluster.deploy import deployed_options
 from gym_serve.environments.workspace import Workspace, images
+from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import _settings, instructions
 from gym_serve.environments.workspace.tasks import HarborRows, SweBenchRows, WorkspaceRow, task_of
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
-from gym_serve.sandbox import SandboxSpec
-from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
+from gym_serve.sandbox import SandboxSpec, find_provider
+from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed, Unavailable
 
 HARBOR = Path(__file__).with_name("harbor_task")
 """What Harbor's `harbor init --task` wrote; instruction, solution and the last line of the test are ours."""
@@ -293,7 +294,7 @@ async def test_the_network_of_the_agents_boxes_is_a_setting(tmp_path: Path) -> N
         ("[environment]\ngpus = 1", "GPUs"),
         ("[environment]\nnetwork_mode = 'allowlist'", "allow-list"),
         ("[agent]\nnetwork_mode = 'allowlist'", "allow-list"),
-        ("[environment]\nhealthcheck = {command = 'true'}", "healthcheck"),
+        ("[environment]\nhealthcheck = {command = 'true', retries = 0}", "healthcheck.retries"),
         ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
         ("[verifier]\nenv = {KEY = '${SECRET}'}", "verifier.env.KEY"),
         ("[environment]\nmemory = 'much'", "memory"),
@@ -307,6 +308,75 @@ def test_a_configuration_that_is_refused(tmp_path: Path, config: str, reason: st
     (tmp_path / "task.toml").write_text(config)
     with pytest.raises(InvalidRequest, match=reason):
         task_of(WorkspaceRow(task=str(tmp_path)))
+
+
+COUNT = 'cd /; echo >> tried; test "$(wc -l < tried)" -gt 2 && test ! -e /app/agent && touch ready'
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("place", ["", '[verifier]\nenvironment_mode = "separate"\n'])
+async def test_a_box_that_becomes_healthy(bench: Bench, tmp_path: Path, place: str) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    check = f"command = {json.dumps(COUNT)}\ninterval_sec = 0\n"
+    (tmp_path / "task" / "task.toml").write_text(f"{place}[environment.healthcheck]\n{check}")
+    (tmp_path / "task" / "tests" / "test.sh").write_text(
+        "#!/bin/sh\nls -1 /ready /app/agent 2>/dev/null | wc -l > /logs/verifier/reward.txt\n"
+    )
+    row = {"task": str(tmp_path / "task")}
+    await bench.call("seed_session", row)
+    assert (await bench.tool("bash", command="wc -l < /tried; touch /app/agent"))["output"] == "3\n"
+    verdict = await bench.verify(row, [])  # the tests share the agent's box in Harbor, or have one unchecked
+    assert verdict["reward"] == (0.0 if place else 2.0), verdict
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("check", "tries", "reason"),
+    [
+        ({"retries": 2}, [2], "exit status 7: broken"),
+        ({"retries": 1, "start_period_sec": 1.0, "start_interval_sec": 0.1}, range(3, 13), "exit status 7"),
+        ({"retries": 1, "timeout_sec": 0.2, "command": "echo >> /tried; sleep 60"}, [1], "killed: timeout"),
+    ],
+)
+async def test_how_often_a_health_check_tries(check: dict[str, Any], tries: Any, reason: str) -> None:
+    box = await find_provider("bubblewrap").create(SandboxSpec())
+    failing = {"command": "echo >> /tried; echo broken; exit 7", "interval_sec": 0.0, **check}
+    problem = await HealthCheck(**failing).problem(box)
+    assert problem is not None
+    assert reason in problem
+    assert int((await box.exec("wc -l < /tried", timeout=60)).text) in tries
+    await box.close()
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            "[environment]\nhealthcheck = {command = 'false', retries = 1}",
+            "the box of the task is not healthy",
+        ),
+        ("[agent]\nuser = 'nobody'\n[environment]\nhealthcheck = {command = '[ $(id -u) = 0 ]'}", None),
+        (
+            "[agent]\nuser = 'nobody'\n[[steps]]\nname = 'a'\n"
+            "healthcheck = {command = '[ $(id -u) = 0 ]', retries = 1}",
+            "the first step of the task cannot be set up: the health check",
+        ),
+    ],
+)
+async def test_an_unhealthy_box_is_a_failure(
+    bench: Bench, tmp_path: Path, config: str, message: str | None
+) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    (tmp_path / "task" / "steps" / "a").mkdir(parents=True)
+    (tmp_path / "task" / "steps" / "a" / "instruction.md").write_text("Do it.")
+    (tmp_path / "task" / "task.toml").write_text(config)
+    row = {"task": str(tmp_path / "task")}
+    if message is None:
+        await bench.call("seed_session", row)
+    else:
+        with pytest.raises(Unavailable, match=message):
+            await bench.call("seed_session", row)
 
 
 @needs_bubblewrap
@@ -331,6 +401,7 @@ name = "first"
 min_reward = 1
 [[steps]]
 name = "second"
+healthcheck = {command = "test ! -e /sick", retries = 1}
 [steps.verifier]
 timeout_sec = 60
 """
@@ -379,6 +450,7 @@ def says(*commands: str | None) -> dict[str, Any]:
         ("workspace_agent", ["touch one", None, None], 0.5, ["Make two."]),
         ("workspace_agent", ["touch two", None], 0.0, []),
         ("workspace_agent", ["rm -rf /bin/bash /usr/bin/bash; touch one", None, None], 0.5, []),
+        ("workspace_agent", ["touch one /sick", None, None], 0.5, []),
     ],
 )
 async def test_a_task_of_steps(
