@@ -112,6 +112,10 @@ class Workspace(ResourcesServer):
         network: Literal["none", "model", "full"] | None = None
         """Network of the agent's boxes, whatever a task asks for: ``model`` for an agent's program in a box
         that shall reach nothing else. The boxes of the tests keep that of the task."""
+        variables: dict[str, SecretStr] = Field(default_factory=dict)
+        """What ``${NAME}`` in the ``env`` of a task of Harbor may read, by name. A task reads nothing else of
+        this machine: whoever wrote it chooses which box gets a value, and shows the agent what it puts into
+        ``environment.env``."""
         command_timeout: PositiveFloat = 100.0
         """Seconds that a command of the agent may take; less than the agent's ``tool_timeout``."""
         max_output_bytes: PositiveInt = 30_000
@@ -179,7 +183,7 @@ class Workspace(ResourcesServer):
         return {**super().operations(), "solve": solve, "harness": harness, "next_step": step}
 
     async def seed(self, row: WorkspaceRow, session: Session) -> dict[str, Any] | None:
-        session.task = task = await asyncio.to_thread(task_of, row)
+        session.task = task = await asyncio.to_thread(task_of, row, self.config.variables)
         session.oracle, session.count = row.oracle, len(task.steps)
         if task.steps and row.harness_box is not None:
             raise InvalidRequest("a task of several steps is not for an agent's program in a box")

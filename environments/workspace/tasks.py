@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PositiveFloat,
-    ValidationError,
+    SecretStr,
+    ValidationInfo,
     model_validator,
 )
 from typing_extensions import Self
@@ -139,10 +141,11 @@ class Step:
     least: Mapping[str, float]
 
 
-def task_of(row: WorkspaceRow) -> Task:
-    """The task of a row. Raises InvalidRequest: its folder is no task, or asks for what is not supported."""
+def task_of(row: WorkspaceRow, variables: Mapping[str, SecretStr] | None = None) -> Task:
+    """The task of a row, which may read ``variables``. Raises InvalidRequest: its folder is no task,
+    or asks for what is not supported, or for a variable that is not there."""
     if row.task is not None:
-        return _of_folder(Path(row.task))
+        return _of_folder(Path(row.task), variables or {}, oracle=row.oracle)
     assert row.test_command is not None
     return Task(
         spec=SandboxSpec(workdir=row.workdir),
@@ -158,7 +161,7 @@ def task_of(row: WorkspaceRow) -> Task:
 
 _Nothing = Annotated[list[Any], Field(max_length=0)]
 _Path = Annotated[str, Field(pattern=r"^/")]
-_Plain = Annotated[str, Field(pattern=r"^([^$]|\$[^{])*\$?$")]  # no variable of the machine that runs Harbor
+_VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _NETWORKS = {"no-network": "none", "public": "full"}
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
 
@@ -169,13 +172,27 @@ def _mebibytes(size: object) -> object:
     return round(float(text[:-1]) * _UNITS[text[-1]]) if text[-1:] in _UNITS else size
 
 
+def _resolved(text: str, info: ValidationInfo) -> str:
+    """The value of a variable of a task: ``${NAME}`` and ``${NAME:-default}`` are what the context has."""
+    match = _VARIABLE.fullmatch(text)
+    if match is None or info.context is None:
+        return text
+    name, default = match.groups()
+    if name in info.context:
+        return str(info.context[name].get_secret_value())
+    if default is None:
+        raise ValueError(f"it reads {name}, which the setting `variables` of the environment must have")
+    return str(default)
+
+
+_Value = Annotated[str, AfterValidator(_resolved)]
 _Size = Annotated[int | None, BeforeValidator(_mebibytes)]
 
 
 class _Phase(BaseModel):
     timeout_sec: PositiveFloat | None = None
     user: str | int | None = None
-    env: dict[str, _Plain] = {}
+    env: dict[str, _Value] = {}
     network_mode: str | None = None
 
 
@@ -188,7 +205,7 @@ class _Environment(BaseModel):
     storage_mb: _Size = Field(default=None, validation_alias=AliasChoices("storage_mb", "storage"))
     gpus: int | None = None
     tpu: None = None
-    env: dict[str, _Plain] = {}
+    env: dict[str, _Value] = {}
     workdir: str | None = None
     os: str = "linux"
     docker_image: str | None = None
@@ -251,16 +268,41 @@ class _Config(BaseModel):
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
 
 
-def _of_folder(folder: Path) -> Task:
+def _of_folder(folder: Path, variables: Mapping[str, SecretStr], *, oracle: bool) -> Task:
+    data = _data_of(folder)
+    if not oracle:
+        data.pop("solution", None)  # nobody else needs its variables
     try:
-        config = _Config.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
+        config = _Config.model_validate(data, context=variables)
         if not config.steps:
             return _one(folder, config)
         steps = tuple(_step(folder, config, step) for step in config.steps)
-    except (OSError, ValueError, ValidationError) as error:
-        raise InvalidRequest(f"{folder} is no task that can be run here: {error}") from None
+    except (OSError, ValueError) as error:
+        raise _no_task(folder, error) from None
     final = config.multi_step_reward_strategy == "final"
     return replace(steps[0].task, steps=steps, final=final)
+
+
+def _data_of(folder: Path) -> JSON:
+    try:
+        return tomllib.loads((folder / "task.toml").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _no_task(folder, error) from None
+
+
+def _first(folder: Path) -> Path:
+    """The folder of the first instruction of a task."""
+    data = _data_of(folder)
+    if not data.get("steps"):
+        return folder
+    try:
+        return folder / "steps" / _Config.model_validate(data).steps[0].name
+    except ValueError as error:
+        raise _no_task(folder, error) from None
+
+
+def _no_task(folder: Path, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"{folder} is no task that can be run here: {error}")
 
 
 def _step(folder: Path, config: _Config, step: _Step) -> Step:
@@ -340,10 +382,8 @@ class HarborRows:
         if not folders:
             raise InvalidRequest(f"{folder} has no task.toml, nor has a folder in it")
         for task in folders:
-            steps = tomllib.loads((task / "task.toml").read_text("utf-8")).get("steps")
-            first = _of_folder(task).steps[0].instruction if steps else None
-            instruction = task / "instruction.md"
-            text = first or (instruction.read_text("utf-8") if instruction.is_file() else "")
+            instruction = _first(task) / "instruction.md"
+            text = instruction.read_text("utf-8") if instruction.is_file() else ""
             yield {
                 "responses_create_params": {"input": [{"role": "user", "content": text}]},
                 "task": str(task.resolve()),

@@ -16,6 +16,7 @@ from support.sandboxes import children, needs_bubblewrap, with_pytest
 from support.waiting import until
 
 from gym_serve import Gym
+from gym_serve.cli.options import resolve_file
 from gym_serve.cluster.deploy import deployed_options
 from gym_serve.environments.workspace import Workspace, images
 from gym_serve.environments.workspace.health import HealthCheck
@@ -24,7 +25,7 @@ from gym_serve.environments.workspace.tasks import HarborRows, SweBenchRows, Wor
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.sandbox import SandboxSpec, find_provider
-from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed, Unavailable
+from gym_serve.types.errors import Forbidden, GraphError, InvalidRequest, ToolFailed, Unavailable
 
 HARBOR = Path(__file__).with_name("harbor_task")
 """What Harbor's `harbor init --task` wrote; instruction, solution and the last line of the test are ours."""
@@ -264,6 +265,50 @@ def test_a_network_for_each_phase(tmp_path: Path, config: str, agent: str, tests
     assert (task.spec.network, task.test_spec.network) == (agent, tests)
 
 
+VARIABLES = """
+[environment]
+network_mode = "no-network"
+env = {A = "${GIVEN}", B = "${MISSING:-some: text}", C = "${HOME:-}", D = "$5 ${GIVEN}", E = "${GIVEN:-no}"}
+[verifier]
+env = {KEY = "${TESTED}"}
+[solution]
+env = {SOLVED = "${SOLVING}"}
+"""
+
+
+@needs_bubblewrap
+async def test_what_a_task_reads_of_the_machine(tmp_path: Path) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    for name, text in (
+        ("task.toml", VARIABLES),
+        ("solution/solve.sh", "echo $SOLVED > solved"),
+        ("tests/test.sh", '#!/bin/sh\necho "$A $KEY $SOLVED $(cat solved)"\n'),
+    ):
+        (tmp_path / "task" / name).write_text(text)
+    row = {"task": str(tmp_path / "task")}
+    bench = Bench(Workspace(variables={"GIVEN": "given", "TESTED": "tested"}))
+    await bench.host.start()
+    await bench.call("seed_session", row)
+    seen = await bench.tool("bash", command='echo "$A|$B|$C|$D|$E|$KEY|$SOLVED"; echo own > solved')
+    assert seen["output"] == "given|some: text||$5 ${GIVEN}|given||\n"
+    assert (await bench.verify(row, []))["test_output"] == "given tested  own\n"
+    bench.session = None
+    with pytest.raises(
+        InvalidRequest, match=r"solution\.env\.SOLVED\n.* it reads SOLVING, which the setting"
+    ):
+        await bench.call("seed_session", {**row, "oracle": True})
+    await bench.host.stop()
+
+
+def test_a_variable_that_the_machine_lacks_is_a_problem_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = ["resources.workspace.variables={JUDGE_KEY: '${JUDGE_KEY}'}"]
+    with pytest.raises(GraphError, match="JUDGE_KEY"):
+        resolve_file("workspace", setting, None)
+    monkeypatch.setenv("JUDGE_KEY", "of-the-judge")
+    settings = resolve_file("workspace", setting, None).nodes["workspace"].settings
+    assert Workspace.Config(**settings).variables["JUDGE_KEY"].get_secret_value() == "of-the-judge"
+
+
 def test_sizes_of_older_tasks(tmp_path: Path) -> None:
     shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
     (tmp_path / "task.toml").write_text("[environment]\nmemory = '2G'\nstorage = '512m'")
@@ -296,7 +341,15 @@ async def test_the_network_of_the_agents_boxes_is_a_setting(tmp_path: Path) -> N
         ("[agent]\nnetwork_mode = 'allowlist'", "allow-list"),
         ("[environment]\nhealthcheck = {command = 'true', retries = 0}", "healthcheck.retries"),
         ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
-        ("[verifier]\nenv = {KEY = '${SECRET}'}", "verifier.env.KEY"),
+        (
+            "[verifier]\nenv = {KEY = '${SECRET}'}",
+            r"verifier\.env\.KEY\n.* it reads SECRET, which the setting",
+        ),
+        (
+            "[environment]\nenv = {KEY = '${HOME}'}",
+            r"environment\.env\.KEY\n.* it reads HOME, which the setting",
+        ),
+        ("[[steps]]\nname = 'a'\n[steps.verifier]\nenv = {KEY = '${A}'}", r"steps\.0\.verifier\.env\.KEY"),
         ("[environment]\nmemory = 'much'", "memory"),
         ("artifacts = ['relative']", None),
         ("[verifier]\ntimeout_sec = -1", "greater than 0"),
