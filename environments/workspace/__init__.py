@@ -194,7 +194,7 @@ class Workspace(ResourcesServer):
             if spec.network == "none":
                 spec = spec.model_copy(update={"network": "model"})
         if self.config.network is not None:
-            spec = spec.model_copy(update={"network": self.config.network})
+            spec = spec.model_copy(update={"network": self.config.network, "allowed_hosts": ()})
         session.box = await self._box(spec, task, name=row.task)
         if not task.steps:
             return None

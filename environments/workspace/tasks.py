@@ -162,7 +162,7 @@ def task_of(row: WorkspaceRow, variables: Mapping[str, SecretStr] | None = None)
 _Nothing = Annotated[list[Any], Field(max_length=0)]
 _Path = Annotated[str, Field(pattern=r"^/")]
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
-_NETWORKS = {"no-network": "none", "public": "full"}
+_NETWORKS = {"no-network": "none", "allowlist": "allowlist", "public": "full"}
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
@@ -194,11 +194,13 @@ class _Phase(BaseModel):
     user: str | int | None = None
     env: dict[str, _Value] = {}
     network_mode: str | None = None
+    allowed_hosts: list[str] = []
 
 
 class _Environment(BaseModel):
     build_timeout_sec: PositiveFloat = 600.0
     network_mode: str | None = None
+    allowed_hosts: list[str] = []
     allow_internet: bool = True  # the old form of a mode
     cpus: float | None = None
     memory_mb: _Size = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
@@ -213,12 +215,15 @@ class _Environment(BaseModel):
     mcp_servers: _Nothing = []
 
     def spec(self, phase: _Phase) -> SandboxSpec:
-        """The box that it asks for, with the network of a phase. Of a network, there is all or nothing."""
+        """The box that it asks for, with the network of a phase."""
         mode = phase.network_mode or self.network_mode or ("public" if self.allow_internet else "no-network")
-        if self.gpus or self.os.lower() != "linux" or mode not in _NETWORKS:
-            raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
+        if self.gpus or self.os.lower() != "linux":
+            raise ValueError("GPUs and Windows are not supported")
+        if mode not in _NETWORKS:
+            raise ValueError(f"network_mode must be one of {', '.join(_NETWORKS)}, got {mode!r}")
         settings: JSON = {
             "network": _NETWORKS[mode],
+            "allowed_hosts": self.allowed_hosts if phase.network_mode is None else phase.allowed_hosts,
             "image": self.docker_image,
             "env": self.env,
             "workdir": self.workdir,
@@ -310,10 +315,9 @@ def _step(folder: Path, config: _Config, step: _Step) -> Step:
     given = step.verifier.model_fields_set
     own_place = step.verifier.environment_mode == "shared" or step.verifier.environment is not None
     inherited = () if own_place else ("environment_mode", "environment")
+    network = () if "network_mode" in given else ("network_mode", "allowed_hosts")
     update = {
-        name: getattr(config.verifier, name)
-        for name in (*inherited, "user", "network_mode")
-        if name not in given
+        name: getattr(config.verifier, name) for name in (*inherited, *network, "user") if name not in given
     }
     update["env"] = {**config.verifier.env, **step.verifier.env}
     verifier = step.verifier.model_copy(update=update)

@@ -246,6 +246,9 @@ def test_a_configuration_of_harbor(tmp_path: Path) -> None:
     assert (task.test_timeout, task.test_env, task.test_image) == (5, {"T": "1"}, tmp_path / "environment")
 
 
+LISTED = "network_mode = 'allowlist'\nallowed_hosts = ['PyPI.org', '*.a.test']"
+
+
 @pytest.mark.parametrize(
     ("config", "agent", "tests"),
     [
@@ -255,6 +258,19 @@ def test_a_configuration_of_harbor(tmp_path: Path) -> None:
         ("[agent]\nnetwork_mode = 'no-network'", "none", "full"),
         ("[environment]\nnetwork_mode = 'no-network'\n[verifier]\nnetwork_mode = 'public'", "none", "full"),
         ("[verifier.environment]\nnetwork_mode = 'no-network'", "full", "none"),
+        (f"[environment]\n{LISTED}", "allowlist: pypi.org *.a.test", "allowlist: pypi.org *.a.test"),
+        (f"[agent]\n{LISTED}", "allowlist: pypi.org *.a.test", "full"),
+        (
+            f"[environment]\n{LISTED}\n[verifier]\nnetwork_mode = 'public'",
+            "allowlist: pypi.org *.a.test",
+            "full",
+        ),
+        (
+            f"[environment]\nnetwork_mode = 'no-network'\n[agent]\n{LISTED}",
+            "allowlist: pypi.org *.a.test",
+            "none",
+        ),
+        ("[agent]\nnetwork_mode = 'allowlist'", "allowlist: ", "full"),
     ],
 )
 def test_a_network_for_each_phase(tmp_path: Path, config: str, agent: str, tests: str) -> None:
@@ -262,7 +278,9 @@ def test_a_network_for_each_phase(tmp_path: Path, config: str, agent: str, tests
     (tmp_path / "task.toml").write_text(config)
     task = task_of(WorkspaceRow(task=str(tmp_path)))
     assert task.test_spec is not None
-    assert (task.spec.network, task.test_spec.network) == (agent, tests)
+    for spec, expected in ((task.spec, agent), (task.test_spec, tests)):
+        hosts = f": {' '.join(spec.allowed_hosts)}" if spec.network == "allowlist" else ""
+        assert f"{spec.network}{hosts}" == expected
 
 
 VARIABLES = """
@@ -337,8 +355,9 @@ async def test_the_network_of_the_agents_boxes_is_a_setting(tmp_path: Path) -> N
         ("[[steps]]\nname = '../a'", "steps.0.name"),
         ("[[steps]]\nname = 'a'\n[steps.agent]\nuser = 'dev'", "steps.0.agent.user"),
         ("[environment]\ngpus = 1", "GPUs"),
-        ("[environment]\nnetwork_mode = 'allowlist'", "allow-list"),
-        ("[agent]\nnetwork_mode = 'allowlist'", "allow-list"),
+        ("[environment]\nnetwork_mode = 'some'", "network_mode must be one of no-network, allowlist, public"),
+        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['https://a.test']", "a host must be"),
+        ("[environment]\nallowed_hosts = ['a.test']", "allowed_hosts is for network: allowlist, got full"),
         ("[environment]\nhealthcheck = {command = 'true', retries = 0}", "healthcheck.retries"),
         ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
         (
