@@ -185,8 +185,6 @@ class Workspace(ResourcesServer):
     async def seed(self, row: WorkspaceRow, session: Session) -> dict[str, Any] | None:
         session.task = task = await asyncio.to_thread(task_of, row, self.config.variables)
         session.oracle, session.count = row.oracle, len(task.steps)
-        if task.steps and row.harness_box is not None:
-            raise InvalidRequest("a task of several steps is not for an agent's program in a box")
         session.spec = await self._images.spec(task.image, self._of_image(task.spec), task.build_timeout)
         spec = session.spec
         if row.harness_box is not None:
