@@ -16,6 +16,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -23,6 +24,7 @@ from typing import Any
 
 from gym_serve.sandbox.boxes import Listens, Sandbox, SandboxRefused, SandboxSpec
 from gym_serve.sandbox.confined import ConfinedProcess
+from gym_serve.sandbox.egress import PORT, EgressProxy, proxy_variables
 from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.confinement import box_filter
 from gym_serve.sandbox.providers import Bubblewrap, find_sandbox
@@ -79,8 +81,8 @@ class BubblewrapBoxes:
             box = BubblewrapBox(process, spec, layer)
             async with box.beginning():
                 await box.begin(plan.config(), _resident())
-                if spec.network == "model":
-                    box.take_listener(ours)
+                if ports := _ports(spec):
+                    await box.take_listeners(ours, len(ports))
         return box
 
 
@@ -125,19 +127,24 @@ class _Plan:
             "folders": sorted(_FOLDERS.items()) if machine else [],
             "links": _links() if machine else [],
             "mounts": ["tmp"],
-            "listens": spec.network == "model",
+            "listens": _ports(spec),
             "workdir": spec.workdir,
             "made": spec.folders,
             "covered": [*hidden, *_files(machine=machine, network=spec.network == "full")],
             "pids": spec.pids,
             "memory": spec.memory_mb << 20,
-            "env": {**_VARIABLES, **spec.env},
+            "env": {**_VARIABLES, **(proxy_variables() if spec.network == "allowlist" else {}), **spec.env},
             "user": spec.user,
             "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
             "filter": box_filter(os.uname().machine),
             "replies": 0,
             "machine": False,
         }
+
+
+def _ports(spec: SandboxSpec) -> list[int]:
+    """Where a box listens for this process: at any port for a model, at its own for the proxy."""
+    return {"model": [0], "allowlist": [0, PORT]}.get(spec.network, [])
 
 
 @cache
@@ -180,11 +187,16 @@ class BubblewrapBox(ResidentBox):
         super().__init__(process, spec)
         self._layer = layer
         self._listener: socket.socket | None = None
+        self._stack = AsyncExitStack()
 
-    def take_listener(self, out: socket.socket) -> None:
-        """Take the socket that the first process listens at: it has been sent to ``out``."""
+    async def take_listeners(self, out: socket.socket, count: int) -> None:
+        """Take the sockets that the first process listens at (`_ports`): they have been sent to ``out``."""
         out.setblocking(False)
-        self._listener = socket.socket(fileno=socket.recv_fds(out, 1, 1)[1][0])
+        files = socket.recv_fds(out, 1, count)[1]
+        self._listener, *proxied = [socket.socket(fileno=file) for file in files]
+        self._stack.callback(self._listener.close)
+        for listener in proxied:
+            await self._stack.enter_async_context(EgressProxy(listener, self._spec.allowed_hosts))
 
     async def listen(self) -> socket.socket:
         """See `Listens.listen`."""
@@ -197,8 +209,7 @@ class BubblewrapBox(ResidentBox):
     async def close(self) -> None:
         """See `Sandbox.close`."""
         await super().close()
-        if self._listener is not None:
-            self._listener.close()
+        await self._stack.aclose()
         if self._layer is not None:
             await asyncio.to_thread(shutil.rmtree, self._layer / "work", ignore_errors=True)
 

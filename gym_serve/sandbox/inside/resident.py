@@ -69,7 +69,7 @@ def main() -> None:
             if config["machine"]:
                 _give_up(_KEPT)
         if config["listens"]:
-            _listen()
+            _listen(config["listens"])
     except OSError as error:
         _send(0, NOT_STARTED, 1, b"", str(error).encode())
         return
@@ -177,21 +177,23 @@ def _give_up(kept: int) -> None:
     _call(_libc.capset, header, struct.pack("=6I", low, low, 0, high, high, 0))
 
 
-def _listen() -> None:
-    """Listen at a port of the box's loopback, and hand the socket to the process outside, which accepts.
+def _listen(ports: list[int]) -> None:
+    """Listen at ports of the box's loopback, and hand the sockets to the process outside, which accepts.
 
     Standard output is a socket to that process. Commands have another one.
     """
     import _socket
 
-    listener = _socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(_BACKLOG)
+    listeners = [_socket.socket() for _ in ports]
+    for number, listener in enumerate(listeners):
+        listener.bind(("127.0.0.1", ports[number]))
+        listener.listen(_BACKLOG)
     way_out = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, 1)
-    files = struct.pack("=i", listener.fileno())
+    files = struct.pack(f"={len(ports)}i", *[listener.fileno() for listener in listeners])
     way_out.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
     way_out.detach()
-    listener.close()
+    for listener in listeners:
+        listener.close()
 
 
 def _call(function: Any, *arguments: Any, what: str = "") -> None:
