@@ -51,7 +51,7 @@ _INSIDE = Path(inside.__file__).parent
 # Runs code that comes compiled: Python would compile it each time where nothing may be written.
 RESIDENT = (
     "import os, marshal; size = int.from_bytes(os.read(0, 8), 'little'); code = b''\n"
-    "while len(code) < size: code += os.read(0, size - len(code))\n"
+    "while len(code) < size: code += os.read(0, size - len(code)) or os._exit(1)\n"
     "exec(marshal.loads(code), {'__name__': 'resident'})"
 )
 _START = ("-c", "import sys; sys.path.append(sys.argv.pop()); from inside.main import main; main()")

@@ -108,6 +108,24 @@ async def test_a_command_that_cannot_start(
     assert (await box.exec("echo goes on", timeout=LONG)).stdout == b"goes on\n"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "mkfifo /etc/passwd",
+        "mkfifo /etc/passwd; (sleep 100 > /etc/passwd &)",
+        "ln -s /dev/zero /etc/passwd",
+        "mkdir /etc/passwd",
+        "echo 'root:x:0:nobody::/::' > /etc/passwd",
+    ],
+)
+async def test_a_list_of_users_that_is_none(create: Create, change: str) -> None:
+    box = await create()
+    assert (await box.exec(f"rm /etc/passwd; {change}", timeout=LONG)).ok
+    assert (await box.exec("echo goes on; id -u", timeout=LONG)).stdout == b"goes on\n0\n"
+    await box.write("/app/file", b"a")
+    assert await box.read("/app/file") == b"a"
+
+
 async def test_long_output_is_cut_in_the_middle(create: Create) -> None:
     box = await create()
     done = await box.exec(
