@@ -3,8 +3,9 @@
 The root of a box is a copy-on-write view, an overlay in memory, of a folder or of this machine: of the
 system's folders, not of homes, data and services, and without the files that not every user may read.
 
-Nothing is to be swept: processes, mounts and files exist in the box's namespaces alone, which end with its
-first process (`inside.resident`). That ends with the socket to this process, whatever ends this process.
+Nothing of a box is to be swept: processes, mounts and files exist in its namespaces alone, which end with its
+first process (`inside.resident`). That ends with the socket to this process, whatever ends this process. For
+one that has not begun, see `gym_serve.sandbox.orphans`.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
 _BACKLOG = 128
 _CHUNK = 1 << 16
+_MOST_USERS = 1 << 20  # bytes of /etc/passwd that are read
 _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it is the machine's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -468,15 +469,11 @@ def _execute(argv: list[str], environment: dict[str, str]) -> NoReturn:
 def _become(user: str | int | None) -> str:
     """Become a user of the box, by name or number; returns the home folder."""
     name, numbers = str(user or 0), None
-    try:
-        with open("/etc/passwd") as file:
-            for line in file:
-                fields = line.rstrip("\n").split(":")
-                if len(fields) > 5 and name in (fields[0], fields[2]):
-                    numbers = int(fields[2]), int(fields[3]), fields[5]
-                    break
-    except OSError:
-        pass
+    for line in _users().splitlines():
+        fields = line.split(":")
+        if len(fields) > 5 and name in (fields[0], fields[2]) and (fields[2] + fields[3]).isdecimal():
+            numbers = int(fields[2]), int(fields[3]), fields[5]
+            break
     if numbers is None:
         if not name.isdecimal():
             raise OSError(f"the box has no user {name}")
@@ -489,6 +486,16 @@ def _become(user: str | int | None) -> str:
         except OSError as error:
             raise OSError(f"cannot become user {name}, for which the server must be root: {error}") from None
     return numbers[2]
+
+
+def _users() -> str:
+    # An agent may have put a pipe or a device there, which is read neither for ever nor to the end.
+    try:
+        file = os.open("/etc/passwd", os.O_RDONLY | os.O_NONBLOCK)
+        with open(file, "rb", buffering=0) as users:
+            return (users.read(_MOST_USERS) or b"").decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _filter(program: bytes) -> None:
