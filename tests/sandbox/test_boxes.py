@@ -30,8 +30,14 @@ Create = Callable[..., Awaitable[Sandbox]]
 
 
 @pytest.fixture(scope="module")
-def provider() -> SandboxProvider:
+def shared() -> SandboxProvider:
     return find_provider("bubblewrap")
+
+
+@pytest.fixture
+async def provider(shared: SandboxProvider) -> SandboxProvider:
+    await (await shared.create(SandboxSpec())).close()  # its template stays, which is no process of a box
+    return shared
 
 
 @pytest.fixture
@@ -396,7 +402,7 @@ async def test_a_box_whose_first_process_is_killed(create: Create) -> None:
     box = await create()
     waiting = asyncio.create_task(box.exec("sleep 100", timeout=LONG))
     await asyncio.sleep(0.2)
-    for child in sorted(children() - before):  # bwrap itself comes first
+    for child in children() - before:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(child).kill()
     with pytest.raises(SessionLost, match="its first process ended"):
@@ -451,17 +457,8 @@ async def test_nothing_is_left_of_an_owner_that_is_killed(rounds: int, tmp_path:
     assert not [name for name in set(os.listdir("/tmp")) - set(folders) if "gym-serve" in name]
 
 
-def _of_root(root: Path) -> list[int]:
-    """The processes of ``bwrap`` that make boxes of a root folder, also those without a parent."""
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if "--ro-bind" in (words := process.info["cmdline"] or ()) and str(root) in words
-    ]
-
-
 async def test_nothing_is_left_of_cancelled_starts(provider: SandboxProvider, tmp_path: Path) -> None:
-    draw = random.Random(0)
+    draw, before = random.Random(0), children()
     for _ in range(60):
         starts = [asyncio.create_task(provider.create(SandboxSpec(root=tmp_path))) for _ in range(4)]
         await asyncio.sleep(draw.uniform(0, 0.004))
@@ -470,7 +467,7 @@ async def test_nothing_is_left_of_cancelled_starts(provider: SandboxProvider, tm
         for box in await asyncio.gather(*starts, return_exceptions=True):
             if not isinstance(box, BaseException):
                 await box.close()
-    assert await until(lambda: not _of_root(tmp_path)) < 10
+    assert await until(lambda: children() <= before) < 10
 
 
 STARTER = """
@@ -501,11 +498,15 @@ async def test_nothing_is_left_of_an_owner_that_is_killed_as_boxes_start(rounds:
             assert owner.stdout is not None
             try:
                 assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
-                await until(lambda: _of_root(tmp_path))
+                process = psutil.Process(owner.pid)
+                # bwrap, the template, a box
+                await until(lambda process=process: len(process.children(recursive=True)) > 2)
                 await asyncio.sleep(draw.uniform(0, 0.1))
+                process.suspend()  # all that it has started is there to be seen
+                below = process.children(recursive=True)
             finally:
                 owner.kill()
-        assert await until(lambda: not _of_root(tmp_path)) < 10
+        assert await until(lambda below=below: not any(each.is_running() for each in below)) < 10
 
 
 ORDINARY = """
