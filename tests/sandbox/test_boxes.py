@@ -20,7 +20,15 @@ from support.ordinary_user import as_ordinary_user, why_not
 from support.sandboxes import children, needs_bubblewrap
 from support.waiting import until
 
-from gym_serve.sandbox import Listens, Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
+from gym_serve.sandbox import (
+    Keeps,
+    Listens,
+    Sandbox,
+    SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
+    find_provider,
+)
 from gym_serve.types.errors import GraphError, SessionLost, Unavailable
 
 pytestmark = needs_bubblewrap
@@ -407,6 +415,47 @@ async def test_a_box_whose_first_process_is_killed(create: Create) -> None:
             psutil.Process(child).kill()
     with pytest.raises(SessionLost, match="its first process ended"):
         await waiting
+
+
+async def test_boxes_share_nothing_that_they_write(create: Create) -> None:
+    first, second = await create(), await create()
+    places = "for place in /dev/shm /tmp /app /etc /usr /var/lib/dpkg; do"
+    terminal = "import os, time; os.openpty(); time.sleep(100)"
+    begin = f"{places} touch $place/mark; done; python3 -c '{terminal}' & "
+    assert (await first.exec(f"{begin} until [ -e /dev/pts/0 ]; do sleep 0.1; done", timeout=LONG)).ok
+    look = f"{places} ls $place/mark; done 2>/dev/null; ls /dev/pts; ls -d /host /lower /rw /box 2>/dev/null"
+    assert (await second.exec(look, timeout=LONG)).stdout == b"ptmx\n"
+    assert b"openpty" not in (await second.exec("cat /proc/[0-9]*/cmdline", timeout=LONG)).stdout
+
+
+async def test_a_provider_that_stops_keeps_the_boxes_that_live() -> None:
+    provider, before = find_provider("bubblewrap"), children()
+    assert isinstance(provider, Keeps)
+    box = await provider.create(SandboxSpec())
+    await provider.stop()
+    assert (await box.exec(["true"], timeout=LONG)).ok
+    await box.close()
+    assert children() <= before
+    await (await provider.create(SandboxSpec())).close()
+    await provider.stop()
+    assert children() <= before
+
+
+async def test_what_boxes_are_copies_of_is_killed() -> None:
+    provider, before = find_provider("bubblewrap"), children()
+    assert isinstance(provider, Keeps)
+    lost = await provider.create(SandboxSpec())
+    for child in children() - before:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(child).kill()
+    with pytest.raises(SessionLost, match="its first process ended"):
+        await lost.exec("sleep 100", timeout=LONG)
+    await lost.close()
+    box = await provider.create(SandboxSpec())
+    assert (await box.exec(["true"], timeout=LONG)).ok
+    await box.close()
+    await provider.stop()
+    assert children() <= before
 
 
 OWNER = """
