@@ -17,6 +17,7 @@ It is a library below the servers. `inside` runs in the sandbox and uses the sta
 from gym_serve.sandbox.boxes import (
     BuildsImages,
     ExecResult,
+    Keeps,
     Listens,
     Sandbox,
     SandboxProvider,
@@ -44,6 +45,7 @@ __all__ = [
     "Confinement",
     "ExecResult",
     "Execution",
+    "Keeps",
     "Limits",
     "Listens",
     "PlainProcess",

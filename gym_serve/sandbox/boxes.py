@@ -197,6 +197,15 @@ class SandboxProvider(Protocol):
 
 
 @runtime_checkable
+class Keeps(Protocol):
+    """A provider that keeps something of its own beside its boxes, from the first one on."""
+
+    async def stop(self) -> None:
+        """End that once the last box is closed; a box that is made later has a new one."""
+        ...
+
+
+@runtime_checkable
 class BuildsImages(Protocol):
     """A provider that builds images by itself."""
 

@@ -4,8 +4,8 @@ The root of a box is a copy-on-write view, an overlay in memory, of a folder or 
 system's folders, not of homes, data and services, and without the files that not every user may read.
 
 Nothing of a box is to be swept: processes, mounts and files exist in its namespaces alone, which end with its
-first process (`inside.resident`). That ends with the socket to this process, whatever ends this process. For
-one that has not begun, see `gym_serve.sandbox.orphans`.
+first process (`inside.resident`). That ends with the socket to this process, and with the template, whatever
+ends this process. For one that has not begun, see `gym_serve.sandbox.orphans`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ import random
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
-from gym_serve.sandbox.boxes import Listens, Sandbox, SandboxRefused, SandboxSpec
-from gym_serve.sandbox.confined import ConfinedProcess
+from gym_serve.sandbox.boxes import Keeps, Listens, Sandbox, SandboxRefused, SandboxSpec
 from gym_serve.sandbox.egress import PORT, EgressProxy, proxy_variables
-from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.confinement import box_filter
 from gym_serve.sandbox.providers import Bubblewrap, find_sandbox
-from gym_serve.sandbox.resident_boxes import FirstProcess, ResidentBox
+from gym_serve.sandbox.resident_boxes import ResidentBox
+from gym_serve.sandbox.templates import Copy, Template
 from gym_serve.types.errors import GraphError, Unavailable
 
 _MACHINE = ("etc", "usr", "var/lib/apt", "var/lib/dpkg")
@@ -45,6 +42,7 @@ _VARIABLES = {
     "UV_BREAK_SYSTEM_PACKAGES": "1",
     "UV_NATIVE_TLS": "1",  # the certificates are this machine's
 }
+_SHARED_MEMORY = 64 << 20  # bytes of /dev/shm
 _RESOLVER = Path("/etc/resolv.conf")
 
 
@@ -53,6 +51,7 @@ class BubblewrapBoxes:
 
     def __init__(self) -> None:
         self._bubblewrap: Bubblewrap | None = None
+        self._template: Template | None = None
 
     def problems(self) -> list[str]:
         try:
@@ -70,87 +69,70 @@ class BubblewrapBoxes:
 
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
         bubblewrap = await asyncio.to_thread(self._confinement)
-        plan = _Plan(spec, bubblewrap, layer)
-        ours, theirs = socket.socketpair()  # for the socket that it listens at, if it does
-        with ours, theirs:
-            try:
-                process = await ConfinedProcess.start(
-                    bubblewrap, plan.command(), max_line=1 << 16, cpus=spec.cpus, stdout=theirs.fileno()
-                )
-            except OSError as error:
-                raise Unavailable(f"a box does not start: {error}") from error
-            box = BubblewrapBox(process, spec, layer)
-            async with box.beginning():
-                await box.begin(plan.config(), _resident())
-                if ports := _ports(spec):
-                    await box.take_listeners(ours, len(ports))
+        try:
+            if self._template is None or not self._template.alive:
+                self._template = Template(bubblewrap)
+            process = await self._template.copy(spec.cpus)
+        except OSError as error:
+            raise Unavailable(f"a box does not start: {error}") from error
+        box = BubblewrapBox(process, spec, layer)
+        async with box.beginning():
+            await box.begin(_config(spec, layer, rootless=bubblewrap.user is None))
+            await box.take_files()
         return box
 
+    async def stop(self) -> None:
+        """See `Keeps.stop`."""
+        template, self._template = self._template, None
+        if template is not None:
+            await template.leave()
 
-class _Plan:
-    """What ``bwrap`` is asked for, and what the first process is told."""
 
-    def __init__(self, spec: SandboxSpec, bubblewrap: Bubblewrap, layer: Path | None) -> None:
-        self._spec = spec
-        self._bubblewrap = bubblewrap
-        self._layer = layer
-        self._shown: list[str] = []
-        self._overlays = list(self._roots())
-
-    def _roots(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Of each overlay: its place in the box, its key, and where its lower folders are shown."""
-        root = self._spec.root
-        bases: dict[str, str | None] = {"": None if root is None else str(root)}
-        bases |= {name: f"/{name}" for name in _MACHINE if root is None}
-        for name, base in bases.items():
-            key = name.replace("/", "-") or "root"
-            lowers = [str(layer / "upper" / key) for layer in self._spec.layers]
-            places = [f"/lower/{number}-{key}" for number, _ in enumerate(lowers)]
-            shown = [pair for pair in zip(lowers, places, strict=True) if os.path.isdir(pair[0])]
-            shown += [] if base is None else [(base, f"/lower/{key}")]
-            self._shown += [word for source, place in shown for word in ("--ro-bind", source, place)]
-            yield f"/{name}", key, [place for _, place in shown] + (["/lower/root"] if base is None else [])
-
-    def command(self) -> list[str]:
-        spec = self._spec
-        if self._layer is None:
-            written = ["--size", str(spec.disk_mb << 20), "--tmpfs", "/rw"]
-        else:
-            written = ["--bind", str(self._layer), "/rw"]
-        return self._bubblewrap.resident([*written, *self._shown], network=spec.network == "full")
-
-    def config(self) -> dict[str, Any]:
-        spec, machine = self._spec, self._spec.root is None
-        cores, hidden = sorted(os.sched_getaffinity(0)), _hidden() if machine else []
-        return {
-            "overlays": self._overlays,
-            "options": "" if self._bubblewrap.user is not None else ",userxattr",
-            "folders": sorted(_FOLDERS.items()) if machine else [],
-            "links": _links() if machine else [],
-            "mounts": ["tmp"],
-            "listens": _ports(spec),
-            "workdir": spec.workdir,
-            "made": spec.folders,
-            "covered": [*hidden, *_files(machine=machine, network=spec.network == "full")],
-            "pids": spec.pids,
-            "memory": spec.memory_mb << 20,
-            "env": {**_VARIABLES, **(proxy_variables() if spec.network == "allowlist" else {}), **spec.env},
-            "user": spec.user,
-            "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
-            "filter": box_filter(os.uname().machine),
-            "replies": 0,
-            "machine": False,
-        }
+def _config(spec: SandboxSpec, layer: Path | None, *, rootless: bool) -> dict[str, Any]:
+    """What the first process is told; ``layer``: the folder that it keeps its changes in."""
+    machine, cores = spec.root is None, sorted(os.sched_getaffinity(0))
+    bases = {"": None, **{name: f"/{name}" for name in _MACHINE}} if machine else {"": str(spec.root)}
+    overlays: list[tuple[str, str, list[str]]] = []  # place in the box, key, places of the lower folders
+    shown: list[tuple[str, str]] = []
+    for name, base in bases.items():
+        key = name.replace("/", "-") or "root"
+        lowers = [str(each / "upper" / key) for each in spec.layers]
+        found = [(path, f"/lower/{n}-{key}") for n, path in enumerate(lowers) if os.path.isdir(path)]
+        found += [] if base is None else [(base, f"/lower/{key}")]
+        shown += found
+        overlays.append((f"/{name}", key, [p for _, p in found] + (["/lower/root"] if base is None else [])))
+    return {
+        "overlays": overlays,
+        "shown": shown,
+        "layer": None if layer is None else str(layer),
+        "options": ",userxattr" if rootless else "",
+        "disk": spec.disk_mb << 20,
+        "shared": _SHARED_MEMORY,
+        "folders": sorted(_FOLDERS.items()) if machine else [],
+        "links": _links() if machine else [],
+        "mounts": ["tmp"],
+        "network": spec.network == "full",
+        "listens": _ports(spec),
+        "workdir": spec.workdir,
+        "made": spec.folders,
+        "covered": [
+            *(_hidden() if machine else []),
+            *_files(machine=machine, network=spec.network == "full"),
+        ],
+        "pids": spec.pids,
+        "memory": spec.memory_mb << 20,
+        "env": {**_VARIABLES, **(proxy_variables() if spec.network == "allowlist" else {}), **spec.env},
+        "user": spec.user,
+        "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
+        "filter": box_filter(os.uname().machine),
+        "replies": 0,
+        "machine": False,
+    }
 
 
 def _ports(spec: SandboxSpec) -> list[int]:
     """Where a box listens for this process: at any port for a model, at its own for the proxy."""
     return {"model": [0], "allowlist": [0, PORT]}.get(spec.network, [])
-
-
-@cache
-def _resident() -> CodeType:
-    return compile(Path(resident.__file__).read_bytes(), "<resident>", "exec", dont_inherit=True)
 
 
 @cache
@@ -184,19 +166,20 @@ def _files(*, machine: bool, network: bool) -> list[tuple[str, str, bytes]]:
 class BubblewrapBox(ResidentBox):
     """A box of ``bwrap``; ``layer``: what it keeps its changes in."""
 
-    def __init__(self, process: FirstProcess, spec: SandboxSpec, layer: Path | None) -> None:
+    def __init__(self, process: Copy, spec: SandboxSpec, layer: Path | None) -> None:
         super().__init__(process, spec)
+        self._copy = process
         self._layer = layer
         self._listener: socket.socket | None = None
         self._stack = AsyncExitStack()
 
-    async def take_listeners(self, out: socket.socket, count: int) -> None:
-        """Take the sockets that the first process listens at (`_ports`): they have been sent to ``out``."""
-        out.setblocking(False)
-        files = socket.recv_fds(out, 1, count)[1]
-        self._listener, *proxied = [socket.socket(fileno=file) for file in files]
-        self._stack.callback(self._listener.close)
-        for listener in proxied:
+    async def take_files(self) -> None:
+        """Take the sockets that the first process has sent: it listens at them (`_ports`)."""
+        listeners = [socket.socket(fileno=file) for file in await self._copy.taken()]
+        for listener in listeners[:1]:
+            self._listener = listener
+            self._stack.callback(listener.close)
+        for listener in listeners[1:]:
             await self._stack.enter_async_context(EgressProxy(listener, self._spec.allowed_hosts))
 
     async def listen(self) -> socket.socket:
@@ -215,4 +198,4 @@ class BubblewrapBox(ResidentBox):
             await asyncio.to_thread(shutil.rmtree, self._layer / "work", ignore_errors=True)
 
 
-_: tuple[type[Sandbox], type[Listens]] = BubblewrapBox, BubblewrapBox
+_: tuple[type[Sandbox], type[Listens], type[Keeps]] = BubblewrapBox, BubblewrapBox, BubblewrapBoxes

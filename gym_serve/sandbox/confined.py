@@ -47,7 +47,7 @@ class ConfinedProcess:
         group = None if groups is None else groups.create(cpus)
         try:
             process = await ChildProcess.start(
-                _prepared(command, group),
+                prepared(command, group),
                 {**VARIABLES, "HOME": folder or "/"},
                 max_line=max_line,
                 folder=folder or "/",
@@ -78,7 +78,7 @@ def _remove(confinement: Confinement, folder: str | None, group: Path | None) ->
         confinement.groups.remove(group)
 
 
-def _prepared(command: list[str], group: Path | None) -> list[str]:
+def prepared(command: list[str], group: Path | None) -> list[str]:
     """A command that joins a control group, and that the system kills first if memory is short."""
     os.stat(command[0])  # else the exit status of the shell would look like the program's
     if sys.platform != "linux":

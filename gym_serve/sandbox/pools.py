@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from gym_serve.sandbox.boxes import Sandbox, SandboxProvider, SandboxSpec
+from gym_serve.sandbox.boxes import Keeps, Sandbox, SandboxProvider, SandboxSpec
 from gym_serve.types.errors import GymError, Retryable, Unavailable
 
 logger = logging.getLogger("gym_serve")
@@ -281,6 +281,8 @@ class BoxPool:
             for warm in shelf.warm:
                 self._in_background(self._ends, warm.box.close())
         await asyncio.gather(*self._starts, *self._ends, return_exceptions=True)
+        if isinstance(self._provider, Keeps):
+            await self._provider.stop()
 
     async def take(self, spec: SandboxSpec) -> Sandbox:
         """A box that nobody has used; `end` is for the caller to call.

@@ -27,6 +27,7 @@ import gym_serve
 from gym_serve.sandbox.cgroups import ControlGroups
 from gym_serve.sandbox.inside import main as inside  # also compiles it, once for all
 from gym_serve.sandbox.inside.confinement import MACHINES
+from gym_serve.sandbox.inside.resident import HOST, TEMPLATE
 from gym_serve.sandbox.orphans import FIRST, end_orphans
 from gym_serve.types.errors import GraphError
 
@@ -41,10 +42,9 @@ _REQUIRED = re.compile(r"([A-Za-z0-9._-]+)(?!.*\bextra\b)")
 SandboxName = Literal["bubblewrap", "process"]  # names of the sandboxes in a graph file
 
 _CHECK_SECONDS = 30.0
-_SHARED_MEMORY = 64 << 20  # bytes of a box's /dev/shm
-_RIGHTS_OF_RESIDENT = (
+_RIGHTS_OF_TEMPLATE = (
     *("SYS_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
-    *("NET_BIND_SERVICE", "SETFCAP"),
+    *("NET_ADMIN", "NET_BIND_SERVICE", "SETFCAP"),
 )
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 _NOBODY = 65534
@@ -209,22 +209,21 @@ class Bubblewrap:
     def command(self, limits: Limits) -> list[str]:
         return [*self._arguments(limits), "--", *_python(), *_START, "/sandbox"]
 
-    def resident(self, arguments: Sequence[str], *, network: bool) -> list[str]:
-        """``bwrap`` that starts the resident process of a box (`gym_serve.sandbox.inside.resident`), which is
-        root in its namespaces until it has made the box's root."""
-        rights = ["--cap-add", "ALL"] if self.user is None else _capabilities(_RIGHTS_OF_RESIDENT)
+    def template(self) -> list[str]:
+        """``bwrap`` that starts the template of boxes (`gym_serve.sandbox.inside.resident`). It sees this
+        machine, and is root in its namespaces."""
+        rights = ["--cap-add", "ALL"] if self.user is None else _capabilities(_RIGHTS_OF_TEMPLATE)
         who = [] if self.user is not None else ["--unshare-user", "--uid", "0", "--gid", "0"]
         return [
-            *self._first((*who, *_unshared(network=network), "--cap-drop", "ALL", *rights)),
+            *self._first((*who, *_unshared(network=True), "--cap-drop", "ALL", *rights)),
             *self._files,
             # Of an ordinary user, the kernel demands one that is whole for each further one.
-            *("--proc", "/proc"),
-            *("--dev", "/dev", "--size", str(_SHARED_MEMORY), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-            *arguments,
+            *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+            *("--bind", "/", HOST, "--dir", "/rw", "--dir", "/lower", "--dir", "/box", "--remount-ro", "/"),
             *_variables(),
             "--",
             *_python(),
-            *("-c", RESIDENT),
+            *("-c", RESIDENT, TEMPLATE),
         ]
 
     def _first(self, rights: Iterable[str]) -> list[str]:

@@ -11,7 +11,6 @@ import itertools
 import marshal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import CodeType
 from typing import Any, Literal, Protocol
 
 from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec, words_of
@@ -52,12 +51,13 @@ class ResidentBox(TimedBox):
         self._reading: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
 
-    async def begin(self, config: Mapping[str, Any], program: bytes | CodeType) -> None:
-        """Have the first process make the box. ``program``: its own, as source or compiled. Raises
+    async def begin(self, config: Mapping[str, Any], program: bytes | None = None) -> None:
+        """Have the first process make the box. ``program``: the source of its own, if it has none yet. Raises
         `Unavailable` if it does not."""
         reply = self._expect(0, _NOTES)
         self._reading = asyncio.create_task(self._read())
-        self._write(program)
+        if program is not None:
+            self._write(program)
         await self._send(config)
         try:
             ended, _, _, errors = await asyncio.wait_for(reply, _START_SECONDS)

@@ -110,7 +110,7 @@ class ChildProcess:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=max_line)
         except BaseException:  # a cancellation, mostly
             ours.close()
-            _kill(process)
+            kill_group(process)
             process.wait()
             raise
         return cls(process, reader, writer)
@@ -121,7 +121,7 @@ class ChildProcess:
         """
         if self._ending is None:
             if not grace:  # first of all: the end of its socket would be another reason to end
-                _kill(self._process)
+                kill_group(self._process)
             self.writer.close()
             self._ending = asyncio.create_task(asyncio.to_thread(_collect, self._process, grace))
         return await asyncio.shield(self._ending)
@@ -137,8 +137,9 @@ async def end_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    # With its group: the child of a `bwrap` that is killed as it starts would wait for it for ever.
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that nobody has collected, with its group."""
+    # The child of a `bwrap` that is killed as it starts would wait for it for ever.
     os.kill(process.pid, signal.SIGKILL)  # not `Popen.kill`, which may collect it
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -152,7 +153,7 @@ def _collect(process: subprocess.Popen[bytes], grace: float) -> End:
         time.sleep(0.002)
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
     if pid == 0:
-        _kill(process)
+        kill_group(process)
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     # A new process begins with the memory of its parent, which counts as its own peak.

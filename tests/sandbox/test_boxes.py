@@ -24,6 +24,7 @@ from support.waiting import until, wait_until
 
 from gym_serve.sandbox import (
     Bubblewrap,
+    Keeps,
     Listens,
     Sandbox,
     SandboxProvider,
@@ -42,8 +43,14 @@ Create = Callable[..., Awaitable[Sandbox]]
 
 
 @pytest.fixture(scope="module")
-def provider() -> SandboxProvider:
+def shared() -> SandboxProvider:
     return find_provider("bubblewrap")
+
+
+@pytest.fixture
+async def provider(shared: SandboxProvider) -> SandboxProvider:
+    await (await shared.create(SandboxSpec())).close()  # its template stays, which is no process of a box
+    return shared
 
 
 @pytest.fixture
@@ -426,11 +433,52 @@ async def test_a_box_whose_first_process_is_killed(create: Create) -> None:
     box = await create()
     waiting = asyncio.create_task(box.exec("sleep 100", timeout=LONG))
     await asyncio.sleep(0.2)
-    for child in sorted(children() - before):  # bwrap itself comes first
+    for child in children() - before:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(child).kill()
     with pytest.raises(SessionLost, match="its first process ended"):
         await waiting
+
+
+async def test_boxes_share_nothing_that_they_write(create: Create) -> None:
+    first, second = await create(), await create()
+    places = "for place in /dev/shm /tmp /app /etc /usr /var/lib/dpkg; do"
+    terminal = "import os, time; os.openpty(); time.sleep(100)"
+    begin = f"{places} touch $place/mark; done; python3 -c '{terminal}' & "
+    assert (await first.exec(f"{begin} until [ -e /dev/pts/0 ]; do sleep 0.1; done", timeout=LONG)).ok
+    look = f"{places} ls $place/mark; done 2>/dev/null; ls /dev/pts; ls -d /host /lower /rw /box 2>/dev/null"
+    assert (await second.exec(look, timeout=LONG)).stdout == b"ptmx\n"
+    assert b"openpty" not in (await second.exec("cat /proc/[0-9]*/cmdline", timeout=LONG)).stdout
+
+
+async def test_a_provider_that_stops_keeps_the_boxes_that_live() -> None:
+    provider, before = find_provider("bubblewrap"), children()
+    assert isinstance(provider, Keeps)
+    box = await provider.create(SandboxSpec())
+    await provider.stop()
+    assert (await box.exec(["true"], timeout=LONG)).ok
+    await box.close()
+    assert children() <= before
+    await (await provider.create(SandboxSpec())).close()
+    await provider.stop()
+    assert children() <= before
+
+
+async def test_what_boxes_are_copies_of_is_killed() -> None:
+    provider, before = find_provider("bubblewrap"), children()
+    assert isinstance(provider, Keeps)
+    lost = await provider.create(SandboxSpec())
+    for child in children() - before:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(child).kill()
+    with pytest.raises(SessionLost, match="its first process ended"):
+        await lost.exec("sleep 100", timeout=LONG)
+    await lost.close()
+    box = await provider.create(SandboxSpec())
+    assert (await box.exec(["true"], timeout=LONG)).ok
+    await box.close()
+    await provider.stop()
+    assert children() <= before
 
 
 OWNER = """
@@ -481,17 +529,8 @@ async def test_nothing_is_left_of_an_owner_that_is_killed(rounds: int, tmp_path:
     assert not [name for name in set(os.listdir("/tmp")) - set(folders) if "gym-serve" in name]
 
 
-def _of_root(root: Path) -> list[int]:
-    """The processes of ``bwrap`` that make boxes of a root folder, also those without a parent."""
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if "--ro-bind" in (words := process.info["cmdline"] or ()) and str(root) in words
-    ]
-
-
 async def test_nothing_is_left_of_cancelled_starts(provider: SandboxProvider, tmp_path: Path) -> None:
-    draw = random.Random(0)
+    draw, before = random.Random(0), children()
     for _ in range(60):
         starts = [asyncio.create_task(provider.create(SandboxSpec(root=tmp_path))) for _ in range(4)]
         await asyncio.sleep(draw.uniform(0, 0.004))
@@ -500,7 +539,7 @@ async def test_nothing_is_left_of_cancelled_starts(provider: SandboxProvider, tm
         for box in await asyncio.gather(*starts, return_exceptions=True):
             if not isinstance(box, BaseException):
                 await box.close()
-    assert await until(lambda: not _of_root(tmp_path)) < 10
+    assert await until(lambda: children() <= before) < 10
 
 
 STARTER = """
@@ -531,11 +570,21 @@ async def test_nothing_is_left_of_an_owner_that_is_killed_as_boxes_start(rounds:
             assert owner.stdout is not None
             try:
                 assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
-                await until(lambda: _of_root(tmp_path))
+                process = psutil.Process(owner.pid)
+                # bwrap, the template, a box
+                await until(lambda process=process: len(process.children(recursive=True)) > 2)
                 await asyncio.sleep(draw.uniform(0, 0.1))
+                process.suspend()  # all that it has started is there to be seen
+                below = process.children(recursive=True)
             finally:
                 owner.kill()
-        assert await until(lambda: not _of_root(tmp_path)) < 10
+        assert await until(lambda below=below: not any(each.is_running() for each in below)) < 10
+
+
+def _with_word(word: Path) -> list[int]:
+    """The processes that have an argument, also those without a parent."""
+    running = psutil.process_iter(["cmdline"])
+    return [process.pid for process in running if str(word) in (process.info["cmdline"] or ())]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the option that stops bwrap needs another user namespace")
@@ -543,7 +592,7 @@ def test_what_a_start_left_is_ended_by_the_next_owner(tmp_path: Path) -> None:
     """``bwrap`` is killed when it has a child that waits for it. That of another program stays as it is."""
     confinement = find_sandbox("bubblewrap")
     assert isinstance(confinement, Bubblewrap)
-    ours = confinement.resident(("--ro-bind", str(tmp_path), "/lower"), network=False)
+    ours = [*confinement.template(), str(tmp_path)]  # an argument that nobody reads
     others = [word for word in ours if word not in ("--hostname", "sandbox")]
     never, word = socket.socketpair()
     with never, word, open(os.devnull, "wb") as nothing:
@@ -551,20 +600,20 @@ def test_what_a_start_left_is_ended_by_the_next_owner(tmp_path: Path) -> None:
         wait = ("--unshare-user", "--userns-block-fd", str(files[0]), "--info-fd", str(files[1]))
         starts = [subprocess.Popen([words[0], *wait, *words[1:]], pass_fds=files) for words in (ours, others)]
         try:
-            wait_until(lambda: len(_of_root(tmp_path)) == 4)
+            wait_until(lambda: len(_with_word(tmp_path)) == 4)
             end_orphans()
             time.sleep(0.1)
-            assert len(_of_root(tmp_path)) == 4
+            assert len(_with_word(tmp_path)) == 4
             for start in starts:
                 start.kill()
                 start.wait()
-            assert len(_of_root(tmp_path)) == 2
+            assert len(_with_word(tmp_path)) == 2
             find_sandbox("bubblewrap")
-            wait_until(lambda: len(_of_root(tmp_path)) == 1)
-            (left,) = _of_root(tmp_path)
+            wait_until(lambda: len(_with_word(tmp_path)) == 1)
+            (left,) = _with_word(tmp_path)
             assert "--hostname" not in psutil.Process(left).cmdline()
         finally:
-            for process in _of_root(tmp_path):
+            for process in _with_word(tmp_path):
                 os.kill(process, signal.SIGKILL)
             for start in starts:
                 start.wait()

@@ -5,14 +5,17 @@ that the box had: its processes, its mounts, its files. A command is a child tha
 it executes. It sees of this process neither memory nor files, and the kernel delivers it no signal from
 inside. The few rights that a command of root keeps are about the box's own files and users.
 
-Only modules that are quickly imported: a box starts in milliseconds. `marshal` reads the requests, which come
-from the process outside. Replies are fixed numbers and raw bytes, so that nobody parses what a box wrote.
+In bubblewrap it is a copy of a template, a process that has imported all that it needs: a box starts in
+milliseconds. `marshal` reads the requests, which come from the process outside. Replies are fixed numbers and
+raw bytes, so that nobody parses what a box wrote.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # `signal` takes milliseconds to import
+import _socket
 import ctypes
+import fcntl
 import gc
 import marshal
 import os
@@ -29,10 +32,14 @@ if TYPE_CHECKING:
 # Of a reply: number of the request, status, how it ended, sizes of output and errors, which follow.
 REPLY = struct.Struct("=IiBQQ")
 
+TEMPLATE = "template"  # argument of the program
+HOST = "/host"  # the files of the machine, in a template
+
 EXITED, OUT_OF_TIME, OUT_OF_MEMORY, NOT_STARTED = range(4)  # how a command ended
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 _MNT_DETACH = 2
+_NEW_NAMESPACES, _NEW_NETWORK = 0x2E020000, 0x40000000  # mount, cgroup, UTS, IPC and PID; network
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 24, 22, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
@@ -46,6 +53,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
 _BACKLOG = 128
+_FILE = struct.Struct("=i")
+_SET_FLAGS, _IS_UP = 0x8914, 0x41  # SIOCSIFFLAGS; IFF_UP and IFF_RUNNING
 _CHUNK = 1 << 16
 _MOST_USERS = 1 << 20  # bytes of /etc/passwd that are read
 _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it is the machine's
@@ -56,12 +65,15 @@ _as_text = False  # whether they are lines of base64: what carries them out of a
 
 
 def main() -> None:
-    """Serve until the socket ends."""
+    """Serve until the socket ends, as a template or as the first process of a box."""
     global _replies, _as_text
+    if sys.argv[1:] == [TEMPLATE] and not _copied():
+        return
     config = marshal.loads(_message(0) or b"")
     _replies, _as_text = config["replies"], config["machine"]
     try:
         if config["overlays"]:
+            _isolate(config)
             _mount(config)
             _enter(config)
             _give_up(_KEPT)
@@ -69,8 +81,8 @@ def main() -> None:
             _enter_container(config)
             if config["machine"]:
                 _give_up(_KEPT)
-        if config["listens"]:
-            _listen(config["listens"])
+        if config["overlays"]:
+            _hand_out(config)
     except OSError as error:
         _send(0, NOT_STARTED, 1, b"", str(error).encode())
         return
@@ -78,12 +90,86 @@ def main() -> None:
     Box(config).serve()
 
 
+# The template
+
+
+def _copied() -> bool:
+    """Make a copy of this process for each two sockets that come: its standard input and output. True in the
+    copy; False at the end of the template."""
+    _import_all()
+    gc.freeze()  # a look at it would copy it
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects what has ended
+    way_in = _socket.socket(fileno=0)
+    while True:
+        data, control, _, _ = way_in.recvmsg(1, _socket.CMSG_SPACE(2 * _FILE.size))
+        if not data:
+            return False
+        files = [number for (number,) in _FILE.iter_unpack(control[0][2])]
+        if os.fork() == 0:
+            way_in.detach()
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+                os.close(file)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            return True
+        for file in files:
+            os.close(file)
+
+
+def _import_all() -> None:
+    """Import at once all that is ever imported: an agent may change the files."""
+    import re  # noqa: F401
+    import shutil  # noqa: F401
+    import tarfile  # noqa: F401
+
+
+def _isolate(config: dict[str, Any]) -> None:
+    """Become the first process of new namespaces. The process that was is gone."""
+    network = 0 if config["network"] else _NEW_NETWORK
+    _call(_libc.unshare, _NEW_NAMESPACES | network, what="cannot make the namespaces")
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if network:  # its loopback is down at first
+        any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("=16sh22x", b"lo", _IS_UP))
+        any_socket.close()
+
+
+def _hand_out(config: dict[str, Any]) -> None:
+    """Send a handle of this process, and the sockets at which it listens, to the process outside, which
+    accepts. Standard output is a socket to it; commands have another one."""
+    files = [os.pidfd_open(os.getpid()), *map(_listener, config["listens"])]
+    way_out = _socket.socket(fileno=1)
+    data = b"".join(map(_FILE.pack, files))
+    way_out.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)])
+    way_out.detach()
+    for file in files:
+        os.close(file)
+
+
+def _listener(port: int) -> int:
+    """Listen at a port of the box's loopback; at any for 0."""
+    listener = _socket.socket()
+    listener.bind(("127.0.0.1", port))
+    listener.listen(_BACKLOG)
+    return listener.detach()
+
+
 # The root
 
 
 def _mount(config: dict[str, Any]) -> None:
-    for name in ("/rw/upper", "/rw/work", "/box"):
+    _tmpfs("/lower", config["disk"])
+    if config["layer"] is None:
+        _tmpfs("/rw", config["disk"])
+    else:
+        _bind(HOST + config["layer"], "/rw")
+    for name in ("/rw/upper", "/rw/work", "/lower/root"):
         os.makedirs(name, exist_ok=True)
+    for source, place in config["shown"]:
+        os.makedirs(place, exist_ok=True)
+        _bind(HOST + source, place)
     for name, mode in config["folders"]:
         os.makedirs("/lower/root/" + name, exist_ok=True)
         os.chmod("/lower/root/" + name, mode)
@@ -101,6 +187,9 @@ def _mount(config: dict[str, Any]) -> None:
     for name in ("proc", "dev", *config["mounts"]):
         os.makedirs("/box/" + name, exist_ok=True)
     _bind("/dev", "/box/dev")
+    _tmpfs("/box/dev/shm", config["shared"], "mode=1777")
+    _call(_libc.mount, b"devpts", b"/box/dev/pts", b"devpts", _MS_NOSUID | _MS_NOEXEC,
+          b"newinstance,ptmxmode=0666,mode=620")  # fmt: skip
     _call(_libc.mount, b"proc", b"/box/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
     release = os.uname().release.split("-")[0].split(".")
     if (int(release[0]), int(release[1])) >= _FIRST_PID_LIMIT:
@@ -130,13 +219,16 @@ def _cover(upper: str, key: str, config: dict[str, Any]) -> None:
                 file.write(data)
 
 
+def _tmpfs(place: str, size: int, options: str = "mode=755") -> None:
+    text = f"size={size},{options}".encode()
+    _call(_libc.mount, b"tmpfs", place.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, text)
+
+
 def _bind(source: str, place: str) -> None:
     _call(_libc.mount, source.encode(), place.encode(), None, _MS_BIND | _MS_REC, None)
 
 
 def _enter(config: dict[str, Any]) -> None:
-    # The standard library stays open, for the children that pack and unpack archives.
-    folders = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in sys.path if os.path.isdir(path)]
     os.chdir("/box")
     number = _PIVOT_ROOT[os.uname().machine]
     _call(_libc.syscall, number, b".", b".", what="cannot change the root")
@@ -144,23 +236,17 @@ def _enter(config: dict[str, Any]) -> None:
     os.chdir("/")
     for folder in (config["workdir"], *config["made"]):
         os.makedirs(folder, exist_ok=True)
-    sys.path[:] = [f"/proc/self/fd/{folder}" for folder in folders]
-    config["library"] = folders
+    sys.path.clear()  # nothing is imported from the box
     # Nobody but this process may look at it; and no signal from inside reaches one that it does not handle.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _enter_container(config: dict[str, Any]) -> None:
-    # At once, all that is ever imported: an agent that is root may change these files.
-    import re  # noqa: F401
-    import shutil  # noqa: F401
-    import tarfile  # noqa: F401
-
+    _import_all()
     os.chdir("/")
     for folder in (config["workdir"], *config["made"]):
         os.makedirs(folder, exist_ok=True)
-    config["library"] = []
     config["env"] = {**os.environ, **config["env"]}
     _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -176,25 +262,6 @@ def _give_up(kept: int) -> None:
     has = struct.unpack("=6I", data.raw)
     low, high = has[1] & kept & 0xFFFFFFFF, has[4] & kept >> 32
     _call(_libc.capset, header, struct.pack("=6I", low, low, 0, high, high, 0))
-
-
-def _listen(ports: list[int]) -> None:
-    """Listen at ports of the box's loopback, and hand the sockets to the process outside, which accepts.
-
-    Standard output is a socket to that process. Commands have another one.
-    """
-    import _socket
-
-    listeners = [_socket.socket() for _ in ports]
-    for number, listener in enumerate(listeners):
-        listener.bind(("127.0.0.1", ports[number]))
-        listener.listen(_BACKLOG)
-    way_out = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, 1)
-    files = struct.pack(f"={len(ports)}i", *[listener.fileno() for listener in listeners])
-    way_out.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
-    way_out.detach()
-    for listener in listeners:
-        listener.close()
 
 
 def _call(function: Any, *arguments: Any, what: str = "") -> None:
@@ -286,11 +353,6 @@ class Box:
                     command.until = 0.0
             return
         command = Command(request)
-        if request["op"] in ("get", "put"):
-            for name in ("re", "shutil"):
-                if name not in sys.modules:
-                    sys.modules[name] = _Later(name)  # type: ignore[assignment]
-            import tarfile  # noqa: F401 - once, for all children
         try:
             self._start(command, request)
         except OSError as error:
@@ -433,7 +495,7 @@ def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> No
         os.chdir(request["cwd"] or config["workdir"])
         if request["op"] != "exec":
             report = 2
-            _close_all_but(config["library"])
+            os.closerange(3, _MOST_FILES)  # else it would hold the end of the pipe that it reads
             _files(request)
             os._exit(0)
         if config["filter"]:
@@ -442,14 +504,6 @@ def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> No
     except BaseException as error:
         os.write(report, (str(error) or type(error).__name__).encode("utf-8", "replace"))
         os._exit(127)
-
-
-def _close_all_but(kept: list[int]) -> None:
-    """Close all files but the first three: else it would hold the end of the pipe that it reads."""
-    first = 3
-    for file in (*sorted(kept), _MOST_FILES):
-        os.closerange(first, file)
-        first = file + 1
 
 
 def _execute(argv: list[str], environment: dict[str, str]) -> NoReturn:
@@ -540,23 +594,6 @@ def _files(request: dict[str, Any]) -> None:
                 # The archive is of a box, as this process is.
                 archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
                 archive.extractall(path)
-
-
-class _Later:
-    """A module that is imported when it is used first. `tarfile` imports some that take milliseconds, for
-    archives that are seldom."""
-
-    __spec__ = None  # the import system asks for it
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._module: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        if self._module is None:
-            sys.modules.pop(self._name)
-            self._module = __import__(self._name)
-        return getattr(self._module, name)
 
 
 def _clear(path: str) -> None:
