@@ -1,7 +1,8 @@
 """`harness_agent`: an external harness works on the row, and its model calls become the rollout.
 
 The agent opens a capture at the model server and gives the harness its URL as the address of its model. The
-trajectory with the last call is verified; all others (sub-agents, dropped retries) are ``branches``.
+trajectory with the last call is verified; all others (sub-agents, dropped retries, earlier steps of a task)
+are ``branches``.
 
 A harness is a URL that is asked once per rollout, or a program, which finds the model in its environment
 variables and the row on its input. It runs in the box of its session (``box``), where it reaches the model
@@ -19,6 +20,7 @@ import signal
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -66,7 +68,8 @@ class HarnessAgent(AgentServer):
         """The graph's ``auth_token``: what the harness authenticates with."""
         url: _Url | None = None
         """URL of a harness, which gets a ``POST`` with ``row``, ``base_url``, ``api_key``,
-        ``resources_url`` and ``session``, answered by a JSON object when it is done."""
+        ``resources_url`` and ``session``, answered by a JSON object when it is done. For a task of several
+        steps, it gets another one for each further step."""
         headers: dict[str, HeaderSecret] = Field(default_factory=dict)
         """Headers of that request."""
         command: list[str] | None = Field(None, min_length=1)
@@ -84,7 +87,7 @@ class HarnessAgent(AgentServer):
         """With ``box``: what puts the program into the box, over the files of the task: a folder with a
         Dockerfile, on the machine of the environment, or a name of ``environments/workspace/harnesses``."""
         harness_timeout: float = 1800.0
-        """Deadline of the harness, all of its model and tool calls included."""
+        """Deadline of the harness, or of one step of its task, all of its model and tool calls included."""
 
         @model_validator(mode="after")
         def _one_harness(self) -> Self:
@@ -128,21 +131,26 @@ class HarnessAgent(AgentServer):
         )
         episode.look = recording.look
         try:
-            try:
-                answer = await episode.stage("harness", lambda: self._harness.run(task))
-            except asyncio.CancelledError:
-                if was_stopped():  # by a person, who wants to see how far it was
-                    await self._collect(episode, recording)
-                raise
-            except GymError as error:
-                with use(replace(current(), deadline=None)):  # the episode's may have passed
-                    await self._collect(episode, recording)
-                if isinstance(recording.failure, OperatorError):  # why the harness failed
-                    raise recording.failure from None
-                if isinstance(error, DeadlineExceeded | PolicyDeadline):
-                    raise await self._late(episode, recording, error) from None
-                raise
-            episode.fields["harness"] = answer
+            going_on = True
+            while going_on:
+                try:
+                    answer = await episode.stage("harness", partial(self._harness.run, task))
+                except asyncio.CancelledError:
+                    if was_stopped():  # by a person, who wants to see how far it was
+                        await self._collect(episode, recording)
+                    raise
+                except GymError as error:
+                    with use(replace(current(), deadline=None)):  # the episode's may have passed
+                        await self._collect(episode, recording)
+                    if isinstance(recording.failure, OperatorError):  # why the harness failed
+                        raise recording.failure from None
+                    if isinstance(error, DeadlineExceeded | PolicyDeadline):
+                        raise await self._late(episode, recording, error) from None
+                    raise
+                episode.fields["harness"] = answer
+                going_on = await self._goes_on(episode, recording, answer)
+                if going_on:
+                    task = task.next_step(episode.items[-1])
             await self._collect(episode, recording)
             if recording.failure is not None:  # it gave up, and said that all is well
                 raise recording.failure
@@ -158,6 +166,13 @@ class HarnessAgent(AgentServer):
                 episode.stop("harness_exit")  # what the policy wrote may have done that
         finally:
             self._drop(recording)
+
+    async def _goes_on(self, episode: Episode, recording: Recording, answer: JSON) -> bool:
+        """Whether there is a next step, for which the harness is started again."""
+        if not episode.has_steps or answer.get("ended") == "timeout":
+            return False
+        await episode.stage("model", recording.look)
+        return recording.failure is None and await episode.next_step()
 
     async def _collect(self, episode: Episode, recording: Recording) -> None:
         trajectories = await episode.stage("model", recording.trajectories)
@@ -206,6 +221,11 @@ class Task(NamedTuple):
     session: str | None
     traceparent: str | None = None
 
+    def next_step(self, instruction: JSON) -> Task:
+        """The same for the next step of a task: its row has this message alone as its input."""
+        params = {**self.row["responses_create_params"], "input": [instruction]}
+        return self._replace(row={**self.row, "responses_create_params": params})
+
 
 class Harness:
     """Starts harnesses."""
@@ -228,7 +248,7 @@ class Harness:
 
 
 class CommandHarness(Harness):
-    """Runs a program for every rollout; no shell sees the command."""
+    """Runs a program for every rollout, and for every step of its task; no shell sees the command."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, SecretStr]) -> None:
         self._command = command
@@ -332,7 +352,7 @@ async def _tail(process: asyncio.subprocess.Process) -> bytes:
 
 
 class HttpHarness(Harness):
-    """Asks a server to work, once for every rollout."""
+    """Asks a server to work, once for every rollout, or step of its task."""
 
     def __init__(self, url: str, headers: Mapping[str, SecretStr]) -> None:
         self._url = url

@@ -22,7 +22,6 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable
 from functools import partial
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
@@ -32,6 +31,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from gym_serve.grading import replace_surrogates
+from gym_serve.sandbox.hosts import is_public
 from gym_serve.servers.context import current, time_limit
 from gym_serve.types.errors import Overloaded, Retryable, ToolFailed, Unavailable
 
@@ -55,36 +55,6 @@ async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int) ->
             if failed > max_retries or (left is not None and pause >= left):
                 raise
         await asyncio.sleep(pause)
-
-
-_SPECIAL_4 = (
-    IPv4Network("192.0.0.0/24"),  # protocols; a cloud has its metadata there
-    IPv4Network("192.88.99.0/24"),  # 6to4 relays
-    IPv4Network("168.63.129.16/32"),  # Azure's platform service has a public address
-)
-_GLOBAL_UNICAST = IPv6Network("2000::/3")
-_SPECIAL_6 = (
-    IPv6Network("2001::/23"),  # protocols; Teredo
-    IPv6Network("2002::/16"),  # 6to4
-    IPv6Network("3fff::/20"),  # documentation
-)
-_NAT64 = IPv6Network("64:ff9b::/96")
-
-
-def is_public(address: str) -> bool:
-    """Whether a host on the public internet answers at ``address``; False if it is not an address."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(parsed, IPv6Address):
-        embedded = IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else parsed.ipv4_mapped
-        if embedded is None:
-            special = any(parsed in network for network in _SPECIAL_6)
-            return parsed in _GLOBAL_UNICAST and parsed.is_global and not special
-        parsed = embedded
-    special = any(parsed in network for network in _SPECIAL_4)
-    return parsed.is_global and not parsed.is_multicast and not special
 
 
 AddressInfo = tuple[Any, ...]  # what ``getaddrinfo`` gives: family, type, protocol, name, socket address

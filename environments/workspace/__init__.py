@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, TypeAdapter
 
+from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import Images, cache_folder, sweep
 from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Step, Task, WorkspaceRow, task_of
 from gym_serve.sandbox import (
@@ -111,6 +112,10 @@ class Workspace(ResourcesServer):
         network: Literal["none", "model", "full"] | None = None
         """Network of the agent's boxes, whatever a task asks for: ``model`` for an agent's program in a box
         that shall reach nothing else. The boxes of the tests keep that of the task."""
+        variables: dict[str, SecretStr] = Field(default_factory=dict)
+        """What ``${NAME}`` in the ``env`` of a task of Harbor may read, by name. A task reads nothing else of
+        this machine: whoever wrote it chooses which box gets a value, and shows the agent what it puts into
+        ``environment.env``."""
         command_timeout: PositiveFloat = 100.0
         """Seconds that a command of the agent may take; less than the agent's ``tool_timeout``."""
         max_output_bytes: PositiveInt = 30_000
@@ -178,10 +183,8 @@ class Workspace(ResourcesServer):
         return {**super().operations(), "solve": solve, "harness": harness, "next_step": step}
 
     async def seed(self, row: WorkspaceRow, session: Session) -> dict[str, Any] | None:
-        session.task = task = await asyncio.to_thread(task_of, row)
+        session.task = task = await asyncio.to_thread(task_of, row, self.config.variables)
         session.oracle, session.count = row.oracle, len(task.steps)
-        if task.steps and row.harness_box is not None:
-            raise InvalidRequest("a task of several steps is not for an agent's program in a box")
         session.spec = await self._images.spec(task.image, self._of_image(task.spec), task.build_timeout)
         spec = session.spec
         if row.harness_box is not None:
@@ -189,12 +192,12 @@ class Workspace(ResourcesServer):
             if spec.network == "none":
                 spec = spec.model_copy(update={"network": "model"})
         if self.config.network is not None:
-            spec = spec.model_copy(update={"network": self.config.network})
+            spec = spec.model_copy(update={"network": self.config.network, "allowed_hosts": ()})
         session.box = await self._box(spec, task, name=row.task)
         if not task.steps:
             return None
-        if not await _begin(session.box, session.spec, task.steps[0]):
-            raise InvalidRequest("the first step of the task cannot be set up")
+        if (problem := await _begin(session.box, session.spec, task.steps[0])) is not None:
+            raise Unavailable(f"the first step of the task cannot be set up: {problem}")
         return {TASK_STEPS: len(task.steps)}
 
     def _of_image(self, spec: SandboxSpec) -> SandboxSpec:
@@ -206,6 +209,8 @@ class Workspace(ResourcesServer):
         box = await self._pool.take(spec.model_copy(update={"folders": _FOLDERS}))
         self._live.add(box, use=use, task=name, rollout=current().affinity)
         try:
+            if (check := task.health if use == "agent" else task.test_health) is not None:
+                await _heal(box, check, 0 if task.spec.user is not None else None)
             if task.files is not None:
                 await box.put(spec.workdir, task.files)
         except BaseException:
@@ -392,7 +397,7 @@ class Workspace(ResourcesServer):
             rewards = verdict.rewards or {"reward": verdict.reward}
             if any(rewards.get(name, -math.inf) < least for name, least in step.least.items()):
                 session.count = len(session.done)
-            elif rest and await _begin(box, session.spec, rest[0]):
+            elif rest and await _begin(box, session.spec, rest[0]) is None:
                 return Reply.of({"instruction": rest[0].instruction})
             await self.close(session)
             return Reply.of({"instruction": None})
@@ -499,15 +504,30 @@ def _box_of(session: Workspace.Session) -> Sandbox:
     return session.box
 
 
-async def _begin(box: Sandbox, spec: SandboxSpec, step: Step) -> bool:
-    """Put the files of a step into the work folder, and set it up; False if what the agent did
-    prevents it."""
+async def _heal(box: Sandbox, check: HealthCheck, user: int | None) -> None:
+    """Wait until a new box is healthy. Raises Unavailable: it does not become so, before any agent was
+    there."""
+    try:
+        problem = await check.problem(box, user)
+    except SandboxRefused as error:
+        problem = str(error)
+    if problem is not None:
+        raise Unavailable(f"the box of the task is not healthy: {problem}")
+
+
+async def _begin(box: Sandbox, spec: SandboxSpec, step: Step) -> str | None:
+    """Put the files of a step into the work folder, and set it up; what prevents it, if something does:
+    the task, or what the agent did in an earlier step."""
     try:
         if step.files is not None:
             await box.put(spec.workdir, step.files)
-        return not step.setup or (await box.exec(["bash", "setup.sh"], timeout=_SETUP_SECONDS)).ok
-    except SandboxRefused:
-        return False
+        if step.setup:
+            done = await box.exec(["bash", "setup.sh"], timeout=_SETUP_SECONDS)
+            if not done.ok:
+                return f"setup.sh failed: {done.text[-_REASON:]}"
+        return None if step.health is None else await step.health.problem(box)
+    except SandboxRefused as error:
+        return str(error)
 
 
 def _verdict_of_steps(task: Task, session: Workspace.Session) -> WorkspaceVerdict:

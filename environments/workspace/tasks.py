@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PositiveFloat,
-    ValidationError,
+    SecretStr,
+    ValidationInfo,
     model_validator,
 )
 from typing_extensions import Self
 
+from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import DOCKERFILE, archive_of
 from gym_serve.sandbox import SandboxSpec
 from gym_serve.types.errors import InvalidRequest
@@ -113,6 +116,8 @@ class Task:
     carried: tuple[str, ...] = ()
     carries_workdir: bool = True
     restored: tuple[str, ...] = ()
+    health: HealthCheck | None = None
+    test_health: HealthCheck | None = None
     test_spec: SandboxSpec | None = None
     test_env: dict[str, str] = field(default_factory=dict)
     test_user: str | int | None = None
@@ -131,14 +136,16 @@ class Step:
     instruction: str
     files: bytes | None
     setup: bool
+    health: HealthCheck | None
     task: Task
     least: Mapping[str, float]
 
 
-def task_of(row: WorkspaceRow) -> Task:
-    """The task of a row. Raises InvalidRequest: its folder is no task, or asks for what is not supported."""
+def task_of(row: WorkspaceRow, variables: Mapping[str, SecretStr] | None = None) -> Task:
+    """The task of a row, which may read ``variables``. Raises InvalidRequest: its folder is no task,
+    or asks for what is not supported, or for a variable that is not there."""
     if row.task is not None:
-        return _of_folder(Path(row.task))
+        return _of_folder(Path(row.task), variables or {}, oracle=row.oracle)
     assert row.test_command is not None
     return Task(
         spec=SandboxSpec(workdir=row.workdir),
@@ -154,8 +161,8 @@ def task_of(row: WorkspaceRow) -> Task:
 
 _Nothing = Annotated[list[Any], Field(max_length=0)]
 _Path = Annotated[str, Field(pattern=r"^/")]
-_Plain = Annotated[str, Field(pattern=r"^([^$]|\$[^{])*\$?$")]  # no variable of the machine that runs Harbor
-_NETWORKS = {"no-network": "none", "public": "full"}
+_VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+_NETWORKS = {"no-network": "none", "allowlist": "allowlist", "public": "full"}
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
@@ -165,39 +172,58 @@ def _mebibytes(size: object) -> object:
     return round(float(text[:-1]) * _UNITS[text[-1]]) if text[-1:] in _UNITS else size
 
 
+def _resolved(text: str, info: ValidationInfo) -> str:
+    """The value of a variable of a task: ``${NAME}`` and ``${NAME:-default}`` are what the context has."""
+    match = _VARIABLE.fullmatch(text)
+    if match is None or info.context is None:
+        return text
+    name, default = match.groups()
+    if name in info.context:
+        return str(info.context[name].get_secret_value())
+    if default is None:
+        raise ValueError(f"it reads {name}, which the setting `variables` of the environment must have")
+    return str(default)
+
+
+_Value = Annotated[str, AfterValidator(_resolved)]
 _Size = Annotated[int | None, BeforeValidator(_mebibytes)]
 
 
 class _Phase(BaseModel):
     timeout_sec: PositiveFloat | None = None
     user: str | int | None = None
-    env: dict[str, _Plain] = {}
+    env: dict[str, _Value] = {}
     network_mode: str | None = None
+    allowed_hosts: list[str] = []
 
 
 class _Environment(BaseModel):
     build_timeout_sec: PositiveFloat = 600.0
     network_mode: str | None = None
+    allowed_hosts: list[str] = []
     allow_internet: bool = True  # the old form of a mode
     cpus: float | None = None
     memory_mb: _Size = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
     storage_mb: _Size = Field(default=None, validation_alias=AliasChoices("storage_mb", "storage"))
     gpus: int | None = None
     tpu: None = None
-    env: dict[str, _Plain] = {}
+    env: dict[str, _Value] = {}
     workdir: str | None = None
     os: str = "linux"
     docker_image: str | None = None
-    healthcheck: None = None
+    healthcheck: HealthCheck | None = None
     mcp_servers: _Nothing = []
 
     def spec(self, phase: _Phase) -> SandboxSpec:
-        """The box that it asks for, with the network of a phase. Of a network, there is all or nothing."""
+        """The box that it asks for, with the network of a phase."""
         mode = phase.network_mode or self.network_mode or ("public" if self.allow_internet else "no-network")
-        if self.gpus or self.os.lower() != "linux" or mode not in _NETWORKS:
-            raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
+        if self.gpus or self.os.lower() != "linux":
+            raise ValueError("GPUs and Windows are not supported")
+        if mode not in _NETWORKS:
+            raise ValueError(f"network_mode must be one of {', '.join(_NETWORKS)}, got {mode!r}")
         settings: JSON = {
             "network": _NETWORKS[mode],
+            "allowed_hosts": self.allowed_hosts if phase.network_mode is None else phase.allowed_hosts,
             "image": self.docker_image,
             "env": self.env,
             "workdir": self.workdir,
@@ -233,7 +259,7 @@ class _Step(BaseModel):
     agent: _StepPhase = _StepPhase()
     verifier: _Verifier = _Verifier()
     min_reward: float | dict[str, float] | None = None
-    healthcheck: None = None
+    healthcheck: HealthCheck | None = None
     artifacts: list[_Path | _Artifact] = []
 
 
@@ -247,16 +273,41 @@ class _Config(BaseModel):
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
 
 
-def _of_folder(folder: Path) -> Task:
+def _of_folder(folder: Path, variables: Mapping[str, SecretStr], *, oracle: bool) -> Task:
+    data = _data_of(folder)
+    if not oracle:
+        data.pop("solution", None)  # nobody else needs its variables
     try:
-        config = _Config.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
+        config = _Config.model_validate(data, context=variables)
         if not config.steps:
             return _one(folder, config)
         steps = tuple(_step(folder, config, step) for step in config.steps)
-    except (OSError, ValueError, ValidationError) as error:
-        raise InvalidRequest(f"{folder} is no task that can be run here: {error}") from None
+    except (OSError, ValueError) as error:
+        raise _no_task(folder, error) from None
     final = config.multi_step_reward_strategy == "final"
     return replace(steps[0].task, steps=steps, final=final)
+
+
+def _data_of(folder: Path) -> JSON:
+    try:
+        return tomllib.loads((folder / "task.toml").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _no_task(folder, error) from None
+
+
+def _first(folder: Path) -> Path:
+    """The folder of the first instruction of a task."""
+    data = _data_of(folder)
+    if not data.get("steps"):
+        return folder
+    try:
+        return folder / "steps" / _Config.model_validate(data).steps[0].name
+    except ValueError as error:
+        raise _no_task(folder, error) from None
+
+
+def _no_task(folder: Path, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"{folder} is no task that can be run here: {error}")
 
 
 def _step(folder: Path, config: _Config, step: _Step) -> Step:
@@ -264,10 +315,9 @@ def _step(folder: Path, config: _Config, step: _Step) -> Step:
     given = step.verifier.model_fields_set
     own_place = step.verifier.environment_mode == "shared" or step.verifier.environment is not None
     inherited = () if own_place else ("environment_mode", "environment")
+    network = () if "network_mode" in given else ("network_mode", "allowed_hosts")
     update = {
-        name: getattr(config.verifier, name)
-        for name in (*inherited, "user", "network_mode")
-        if name not in given
+        name: getattr(config.verifier, name) for name in (*inherited, *network, "user") if name not in given
     }
     update["env"] = {**config.verifier.env, **step.verifier.env}
     verifier = step.verifier.model_copy(update=update)
@@ -279,6 +329,7 @@ def _step(folder: Path, config: _Config, step: _Step) -> Step:
         instruction=(own / "instruction.md").read_text("utf-8"),
         files=archive_of(files) if files.is_dir() else None,
         setup=(files / "setup.sh").is_file(),
+        health=step.healthcheck,
         task=_one(folder, whole, own),
         least=least or {},
     )
@@ -311,6 +362,8 @@ def _one(folder: Path, config: _Config, step: Path | None = None) -> Task:
         tests=() if own else tuple(map(archive_of, tests)),
         test_command=f"chmod +x {TESTS}/test.sh; {TESTS}/test.sh",
         reads_reward=True,
+        health=config.environment.healthcheck,
+        test_health=None if separate else config.environment.healthcheck,
         test_spec=test_spec,
         test_env=verifier.env,
         test_user=verifier.user,
@@ -333,10 +386,8 @@ class HarborRows:
         if not folders:
             raise InvalidRequest(f"{folder} has no task.toml, nor has a folder in it")
         for task in folders:
-            steps = tomllib.loads((task / "task.toml").read_text("utf-8")).get("steps")
-            first = _of_folder(task).steps[0].instruction if steps else None
-            instruction = task / "instruction.md"
-            text = first or (instruction.read_text("utf-8") if instruction.is_file() else "")
+            instruction = _first(task) / "instruction.md"
+            text = instruction.read_text("utf-8") if instruction.is_file() else ""
             yield {
                 "responses_create_params": {"input": [{"role": "user", "content": text}]},
                 "task": str(task.resolve()),

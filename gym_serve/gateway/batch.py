@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -53,24 +53,30 @@ logger = logging.getLogger("gym_serve")
 class BatchBody(BaseModel):
     """The body of ``POST /rollouts`` beside its ``rows``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    agent: str | None = None
-    """The agent of all rows; else each row's ``agent_ref.name``, else the graph's default agent."""
-    repeats: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Rollouts per row."""
-    seed: int | None = None
-    """Sampling seed of a row's first rollout; that of each further one is one more."""
-    params: JSON = {}
-    """Replace keys of every row's ``responses_create_params``."""
-    concurrency: Annotated[int, Field(ge=1, le=4096)] = 128
-    """How many rollouts run at the same time at most."""
-    timeout: Annotated[float, Field(gt=0)] | None = None
-    """Seconds for one rollout, beside the agent's own deadlines."""
-    endpoint: JSON | None = None
-    """Where the policy answers, for rows without a ``_ng_model``."""
-    traceparents: dict[str, str] = {}
-    """By a row's number: the span of the client that it is a part of."""
+    # No docstrings: pydantic takes long to find them, and this is imported wherever a graph is.
+    agent: str | None = Field(
+        None,
+        description="Agent of all rows; else each row's `agent_ref.name`, else the graph's default agent.",
+    )
+    repeats: int = Field(1, ge=1, le=1024, description="Rollouts per row.")
+    seed: int | None = Field(
+        None, description="Sampling seed of a row's first rollout; that of each further one is one more."
+    )
+    params: JSON = Field({}, description="Replace keys of every row's `responses_create_params`.")
+    concurrency: int = Field(
+        128, ge=1, le=4096, description="How many rollouts run at the same time at most."
+    )
+    timeout: float | None = Field(
+        None, gt=0, description="Seconds for one rollout, beside the agent's own deadlines."
+    )
+    endpoint: JSON | None = Field(
+        None, description="Where the policy answers, for rows without a `_ng_model`."
+    )
+    traceparents: dict[str, str] = Field(
+        {}, description="By a row's number: the span of the client that it is a part of."
+    )
 
 
 _BODY: TypeAdapter[Any] = TypeAdapter(BatchBody)

@@ -28,7 +28,7 @@ _Url = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_le
 _Text = Annotated[str, Field(min_length=1, max_length=8192)]
 
 
-_FORM = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+_FORM = ConfigDict(extra="forbid", strict=True)
 
 
 class PauseBody(BaseModel):
@@ -44,8 +44,7 @@ class VersionBody(BaseModel):
 
     model_config = _FORM
 
-    version: _Text
-    """Name of the weights, which further calls carry."""
+    version: _Text = Field(description="Name of the weights, which further calls carry.")
 
 
 class EndpointsBody(BaseModel):
@@ -53,12 +52,9 @@ class EndpointsBody(BaseModel):
 
     model_config = _FORM
 
-    base_urls: Annotated[list[_Url], Field(min_length=1, max_length=1024)]
-    """The new endpoints."""
-    model: _Text | None = None
-    """The new name of the model there; the old one if left out."""
-    version: _Text | None = None
-    """Name of the weights there; the old one if left out."""
+    base_urls: list[_Url] = Field(min_length=1, max_length=1024, description="The new endpoints.")
+    model: _Text | None = Field(None, description="The new name of the model there; the old one if left out.")
+    version: _Text | None = Field(None, description="Name of the weights there; the old one if left out.")
 
 
 class NoBody(BaseModel):

@@ -63,7 +63,6 @@ def settings_of(spec: SandboxSpec, *, machine: bool = False) -> dict[str, Any]:
         "user": user or None,
         "cores": list(range(spec.cpus)) if machine else [],
         "machine": machine,
-        "listens": False,
         "filter": b"",
         "replies": 1,
     }

@@ -13,8 +13,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
+from typing_extensions import Self
 
+from gym_serve.sandbox.hosts import host_entry
 from gym_serve.types.errors import GraphError
 
 GROUP = "gym_serve.sandboxes"  # the entry points of providers
@@ -41,9 +52,13 @@ class SandboxSpec(BaseModel):
     """Environment variables of all commands."""
     user: str | int | None = None
     """User of commands that do not say, by name or number; None for root."""
-    network: Literal["none", "model", "full"] = "none"
+    network: Literal["none", "model", "allowlist", "full"] = "none"
     """``model``: no network but one port of its own loopback, behind which this process answers (`Listens`).
-    ``full``: the network of this machine, its own services included."""
+    ``allowlist``: the same, and ``allowed_hosts`` by HTTP and HTTPS, through a proxy that variables of the
+    environment name. ``full``: the network of this machine, its own services included."""
+    allowed_hosts: tuple[Annotated[str, AfterValidator(host_entry)], ...] = ()
+    """Names, ``*.`` before a name for all below it, addresses and networks. A name leads to public addresses
+    only, and to those that are in the list themselves."""
     cpus: PositiveInt = 1
     """Processors that its commands may use."""
     memory_mb: PositiveInt = 2048
@@ -55,6 +70,12 @@ class SandboxSpec(BaseModel):
     ttl: PositiveFloat | None = None
     """Seconds that the box lives at most, whoever has it; None for as long as its owner keeps it. The
     connection to its owner is its lease: it ends with that in any case."""
+
+    @model_validator(mode="after")
+    def _has_hosts_for_a_list(self) -> Self:
+        if self.allowed_hosts and self.network != "allowlist":
+            raise ValueError(f"allowed_hosts is for network: allowlist, got {self.network}")
+        return self
 
 
 class ExecResult(BaseModel):

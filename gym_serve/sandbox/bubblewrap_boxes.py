@@ -3,9 +3,9 @@
 The root of a box is a copy-on-write view, an overlay in memory, of a folder or of this machine: of the
 system's folders, not of homes, data and services, and without the files that not every user may read.
 
-Nothing is to be swept: processes, mounts and files exist in the box's namespaces alone, which end with its
+Nothing of a box is to be swept: processes, mounts and files exist in its namespaces alone, which end with its
 first process (`inside.resident`). That ends with the socket to this process, and with the template, whatever
-ends this process.
+ends this process. For one that has not begun, see `gym_serve.sandbox.orphans`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import random
 import shutil
 import socket
 import stat
+from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gym_serve.sandbox.boxes import Keeps, Listens, Sandbox, SandboxRefused, SandboxSpec
+from gym_serve.sandbox.egress import PORT, EgressProxy, proxy_variables
 from gym_serve.sandbox.inside.confinement import box_filter
 from gym_serve.sandbox.providers import Bubblewrap, find_sandbox
 from gym_serve.sandbox.resident_boxes import ResidentBox
@@ -110,7 +112,7 @@ def _config(spec: SandboxSpec, layer: Path | None, *, rootless: bool) -> dict[st
         "links": _links() if machine else [],
         "mounts": ["tmp"],
         "network": spec.network == "full",
-        "listens": spec.network == "model",
+        "listens": _ports(spec),
         "workdir": spec.workdir,
         "made": spec.folders,
         "covered": [
@@ -119,13 +121,18 @@ def _config(spec: SandboxSpec, layer: Path | None, *, rootless: bool) -> dict[st
         ],
         "pids": spec.pids,
         "memory": spec.memory_mb << 20,
-        "env": {**_VARIABLES, **spec.env},
+        "env": {**_VARIABLES, **(proxy_variables() if spec.network == "allowlist" else {}), **spec.env},
         "user": spec.user,
         "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
         "filter": box_filter(os.uname().machine),
         "replies": 0,
         "machine": False,
     }
+
+
+def _ports(spec: SandboxSpec) -> list[int]:
+    """Where a box listens for this process: at any port for a model, at its own for the proxy."""
+    return {"model": [0], "allowlist": [0, PORT]}.get(spec.network, [])
 
 
 @cache
@@ -164,11 +171,16 @@ class BubblewrapBox(ResidentBox):
         self._copy = process
         self._layer = layer
         self._listener: socket.socket | None = None
+        self._stack = AsyncExitStack()
 
     async def take_files(self) -> None:
-        """Take what the first process has sent: it has begun."""
-        for file in await self._copy.taken():
-            self._listener = socket.socket(fileno=file)
+        """Take the sockets that the first process has sent: it listens at them (`_ports`)."""
+        listeners = [socket.socket(fileno=file) for file in await self._copy.taken()]
+        for listener in listeners[:1]:
+            self._listener = listener
+            self._stack.callback(listener.close)
+        for listener in listeners[1:]:
+            await self._stack.enter_async_context(EgressProxy(listener, self._spec.allowed_hosts))
 
     async def listen(self) -> socket.socket:
         """See `Listens.listen`."""
@@ -181,8 +193,7 @@ class BubblewrapBox(ResidentBox):
     async def close(self) -> None:
         """See `Sandbox.close`."""
         await super().close()
-        if self._listener is not None:
-            self._listener.close()
+        await self._stack.aclose()
         if self._layer is not None:
             await asyncio.to_thread(shutil.rmtree, self._layer / "work", ignore_errors=True)
 

@@ -33,6 +33,7 @@ from aiohttp import ClientError
 
 from gym_serve.sandbox.attached import CHUNK, FIRST, PYTHON, SOURCE, Channel, settings_of
 from gym_serve.sandbox.boxes import ExecResult, Listens, Sandbox, SandboxRefused, SandboxSpec, words_of
+from gym_serve.sandbox.egress import PORT, EgressProxy, proxy_variables
 from gym_serve.sandbox.inside.resident import Output
 from gym_serve.sandbox.resident_boxes import ResidentBox
 from gym_serve.sandbox.timed_box import TimedBox
@@ -101,7 +102,9 @@ class DockerBoxes:
                     self._swept = True
                     await _sweep(docker)
                 image = (await docker.images.inspect(spec.image))["Config"]
-                spec = spec.model_copy(update={"user": image.get("User") if spec.user is None else spec.user})
+                env = {**(proxy_variables() if spec.network == "allowlist" else {}), **spec.env}
+                user = image.get("User") if spec.user is None else spec.user
+                spec = spec.model_copy(update={"user": user, "env": env})
                 mark = secrets.token_hex(16)
                 container = await docker.containers.create(_config(spec, mark))
                 stack.push_async_callback(_remove, container)
@@ -109,11 +112,16 @@ class DockerBoxes:
                 await stack.enter_async_context(held)  # type: ignore[arg-type] # of its own __aexit__
                 await container.start()
                 channel = await stack.enter_async_context(Channel(held))
+                if spec.network == "allowlist":
+                    listener = await _listener_of(container, mark, PORT)
+                    await stack.enter_async_context(EgressProxy(listener, spec.allowed_hosts))
                 has_python = await asyncio.wait_for(channel.reader.readexactly(1), _START_SECONDS) == b"r"
             except DockerError as error:
                 failure = InvalidRequest if error.status in (400, 404) else Unavailable
                 raise failure(f"a box of {spec.image} does not start: {error.message}") from error
-            except (OSError, EOFError, asyncio.TimeoutError) as error:
+            except SandboxRefused as error:
+                raise InvalidRequest(f"a box of {spec.image} does not start: {error}") from None
+            except (OSError, EOFError, asyncio.TimeoutError, SessionLost) as error:
                 raise Unavailable(f"a box of {spec.image} does not start: {error}") from error
             box: ContainerBox | DockerBox
             if has_python:
@@ -303,7 +311,7 @@ class DockerBox(TimedBox):
 
     async def listen(self) -> socket.socket:
         """See `Listens.listen`."""
-        return await _listener_of(self._container, self._spec, self._mark)
+        return await _model_listener_of(self._container, self._spec, self._mark)
 
     async def _kill(self, mark: str) -> None:
         execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", mark], user="0")
@@ -376,24 +384,29 @@ class ContainerBox(ResidentBox):
 
     async def listen(self) -> socket.socket:
         """See `Listens.listen`."""
-        return await _listener_of(self._container, self._spec, self._mark)
+        return await _model_listener_of(self._container, self._spec, self._mark)
 
 
-async def _listener_of(container: DockerContainer, spec: SandboxSpec, mark: str) -> socket.socket:
-    """See `Listens.listen`. This process must be root, and see the daemon's processes: it enters the network
-    of the container for a moment."""
-    if spec.network != "model":
-        raise SandboxRefused(f"the network of the box is {spec.network}, and must be model")
+async def _model_listener_of(container: DockerContainer, spec: SandboxSpec, mark: str) -> socket.socket:
+    """See `Listens.listen`."""
+    if spec.network not in ("model", "allowlist"):
+        raise SandboxRefused(f"the network of the box is {spec.network}, and must be model or allowlist")
+    return await _listener_of(container, mark, 0)
+
+
+async def _listener_of(container: DockerContainer, mark: str, port: int) -> socket.socket:
+    """A socket that listens at a port of a container's loopback. This process must be root, and see the
+    daemon's processes: it enters the network of the container for a moment."""
     from aiodocker.exceptions import DockerError
 
     try:
         process = int((await container.show())["State"]["Pid"])
     except (DockerError, OSError, ClientError) as error:
         raise SessionLost(f"the box is gone: {error}") from error
-    return await asyncio.to_thread(_listener_in, process, f"{_BOX}={mark}".encode())
+    return await asyncio.to_thread(_listener_in, process, f"{_BOX}={mark}".encode(), port)
 
 
-def _listener_in(process: int, mark: bytes) -> socket.socket:
+def _listener_in(process: int, mark: bytes, port: int) -> socket.socket:
     """A socket that listens in the network of a process, which has ``mark`` in its environment: a number may
     be another process's, where the daemon's processes have other numbers than here."""
     found: list[socket.socket | OSError] = []
@@ -408,7 +421,7 @@ def _listener_in(process: int, mark: bytes) -> socket.socket:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             finally:
                 os.close(namespace)
-            found.append(socket.create_server(("127.0.0.1", 0)))
+            found.append(socket.create_server(("127.0.0.1", port)))
         except OSError as error:
             found.append(error)
 
@@ -417,7 +430,7 @@ def _listener_in(process: int, mark: bytes) -> socket.socket:
     thread.join()
     if isinstance(found[0], OSError):
         raise SandboxRefused(
-            f"the server must be root on the daemon's machine to open the way to the model: {found[0]}"
+            f"the server must be root on the daemon's machine to open a way out of the box: {found[0]}"
         )
     return found[0]
 

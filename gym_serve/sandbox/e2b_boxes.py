@@ -67,8 +67,10 @@ class E2BBoxes:
             )
         if spec.network == "model":
             raise InvalidRequest(
-                "a sandbox of E2B has no way to a model here: its network must be none or full"
+                "a sandbox of E2B has no way to a model here: its network must be none, allowlist or full"
             )
+        if others := [host for host in spec.allowed_hosts if "/" in host or ":" in host]:
+            raise InvalidRequest(f"E2B allows hosts by name or IPv4 address, not {', '.join(others)}")
         async with AsyncExitStack() as stack:
             channel = await _said(self._start(stack, spec), spec.image)
             channel.stack = stack.pop_all()
@@ -78,13 +80,15 @@ class E2BBoxes:
         return box
 
     async def _start(self, stack: AsyncExitStack, spec: SandboxSpec) -> Channel:
-        from e2b import AsyncSandbox
+        from e2b import ALL_TRAFFIC, AsyncSandbox, SandboxNetworkOpts
 
+        listed = SandboxNetworkOpts(allow_out=list(spec.allowed_hosts), deny_out=[ALL_TRAFFIC])
         sandbox = await AsyncSandbox.create(
             spec.image,
             timeout=_TTL_SECONDS,
             metadata={OWNER: f"{socket.gethostname()}:{os.getpid()}"},
-            allow_internet_access=spec.network == "full",
+            allow_internet_access=spec.network != "none",
+            network=listed if spec.network == "allowlist" else None,
         )
         stack.push_async_callback(_ended, sandbox, asyncio.create_task(_renewed(sandbox)))
         program = _Program()

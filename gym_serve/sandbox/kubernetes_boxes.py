@@ -73,8 +73,10 @@ class KubernetesBoxes:
         """See `SandboxProvider.create`. Changes stay in the pod: ``layer`` must be None."""
         if spec.image is None or spec.root is not None or spec.layers or layer is not None:
             raise InvalidRequest("a pod is made of an image, not of folders of this machine")
-        if spec.network == "model":
-            raise InvalidRequest("a pod has no way to a model here: its network must be none or full")
+        if spec.network in ("model", "allowlist"):
+            raise InvalidRequest(
+                f"a pod reaches all hosts or none here, got network: {spec.network}; it must be none or full"
+            )
         async with AsyncExitStack() as stack:
             client, namespace = await stack.enter_async_context(_client())
             lease = await self._leased(client, namespace)

@@ -28,6 +28,7 @@ from gym_serve.sandbox.cgroups import ControlGroups
 from gym_serve.sandbox.inside import main as inside  # also compiles it, once for all
 from gym_serve.sandbox.inside.confinement import MACHINES
 from gym_serve.sandbox.inside.resident import HOST, TEMPLATE
+from gym_serve.sandbox.orphans import FIRST, end_orphans
 from gym_serve.types.errors import GraphError
 
 logger = logging.getLogger("gym_serve")
@@ -51,7 +52,7 @@ _INSIDE = Path(inside.__file__).parent
 # Runs code that comes compiled: Python would compile it each time where nothing may be written.
 RESIDENT = (
     "import os, marshal; size = int.from_bytes(os.read(0, 8), 'little'); code = b''\n"
-    "while len(code) < size: code += os.read(0, size - len(code))\n"
+    "while len(code) < size: code += os.read(0, size - len(code)) or os._exit(1)\n"
     "exec(marshal.loads(code), {'__name__': 'resident'})"
 )
 _START = ("-c", "import sys; sys.path.append(sys.argv.pop()); from inside.main import main; main()")
@@ -226,10 +227,7 @@ class Bubblewrap:
         ]
 
     def _first(self, rights: Iterable[str]) -> list[str]:
-        return [
-            *(self.program, *rights, "--die-with-parent", "--new-session", "--as-pid-1"),
-            *("--hostname", "sandbox", "--clearenv"),
-        ]
+        return [self.program, *rights, *FIRST]
 
     def _arguments(self, limits: Limits) -> list[str]:
         return [
@@ -297,7 +295,8 @@ def configuration(sandbox: Confinement, limits: Limits) -> dict[str, Any]:
 
 
 def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Confinement:
-    """The sandbox of a name, ready to use on this machine. Raises `GraphError` if it does not work here.
+    """The sandbox of a name, ready to use on this machine, where nothing is left of those whose owner was
+    killed. Raises `GraphError` if it does not work here.
 
     Its code may import ``packages`` with their requirements; ``process`` has all that are installed.
     """
@@ -318,6 +317,7 @@ def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Confinement
             f"sandbox: bubblewrap: bwrap does not work here: {problem}; it needs version 0.7 or newer and "
             f"{needs}; {_NEXT_STEP}"
         )
+    end_orphans()
     return bubblewrap
 
 

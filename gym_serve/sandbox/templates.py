@@ -25,7 +25,7 @@ from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.providers import VARIABLES, Bubblewrap
 from gym_serve.workers.pool import kill_group
 
-_MOST_FILES = 2
+_MOST_FILES = 3  # that the first process sends
 _MAX_LINE = 1 << 16
 
 

@@ -265,7 +265,7 @@ class Recording:
 
     def __init__(self, model: ModelClient, id: str) -> None:
         self.id = id
-        # Of the last model call, unless the request was at fault; known after `trajectories`.
+        # Of the last model call, unless the request was at fault; known after `trajectories` and `look`.
         self.failure: GymError | None = None
         self.seconds: list[float] = []  # how long each model call took, those that have not ended included
         self._model = model
@@ -290,15 +290,19 @@ class Recording:
         answer = self._model.decode(reply)
         if reply.notes is not None and MODEL_CALLS in reply.notes:
             record_notes({MODEL_CALLS: reply.notes[MODEL_CALLS]})
+        return self._learn(answer)
+
+    async def look(self) -> list[JSON]:
+        """The trajectories so far; at the model server, nothing changes by that."""
+        return self._learn(await self._model.fetch(TRAJECTORIES, {"look": True}, session=self.id))
+
+    def _learn(self, answer: JSON) -> list[JSON]:
         if failure := answer.get("failure"):
             self.failure = error_from_body(503, {"error": failure}, server=self._model.transport.server)
             self.failure.stage = "model"
+        else:
+            self.failure = None
         self.seconds = answer.get("seconds") or []
-        return list(answer["trajectories"])
-
-    async def look(self) -> list[JSON]:
-        """The trajectories so far, for people who look: nothing changes by that."""
-        answer = await self._model.fetch(TRAJECTORIES, {"look": True}, session=self.id)
         return list(answer["trajectories"])
 
     async def close(self) -> None:

@@ -157,6 +157,7 @@ class Episode:
         meter: the usage of the episode's model calls, those of its environment included.
         fields: further fields of the rollout, from the agent; fields of the verdict take precedence.
         running: the stages that run now: name, `time.monotonic` moment of the beginning, details.
+        has_steps: whether `next_step` may come to one.
         look: asks for what is not here until the end: the trajectories of an external harness, if any.
         verified: whether a verdict will be asked for.
         deadline: seconds of the whole episode until its verification, and the setting that says so.
@@ -199,7 +200,7 @@ class Episode:
         tools = self._params.get("tools")
         self._declared = None if tools is None else _names(tools)  # None: any tool of the environment
         self._are_its_own = False  # whether the environment declared them, not the row
-        self._has_steps = False  # whether `next_step` may come to one
+        self.has_steps = False
 
     @property
     def response(self) -> JSON | None:
@@ -234,20 +235,20 @@ class Episode:
         if not self._params.get("tools") and isinstance(tools, list) and all(map(_is_function, tools)):
             self._params = {**self._params, "tools": tools}
             self._declared, self._are_its_own = _names(tools), True
-        self._has_steps = bool(fields.get(TASK_STEPS))
+        self.has_steps = bool(fields.get(TASK_STEPS))
 
     async def next_step(self) -> bool:
         """Go on with the next step of a task that has some, when the policy is done with one: its instruction
         is a user's message. False if there is none."""
-        if not self._has_steps:
+        if not self.has_steps:
             return False
         ask: Any = self._resources.fetch
         answer = await self.stage("verify", lambda: ask("next_step", {}, session=self.session))
         instruction = answer["instruction"]
-        self._has_steps = instruction is not None
-        if self._has_steps:
+        self.has_steps = instruction is not None
+        if self.has_steps:
             self.append_items([{"type": "message", "role": "user", "content": instruction}])
-        return self._has_steps
+        return self.has_steps
 
     async def _opened(self, row: JSON) -> JSON:
         session, fields = await self._resources.seed_session(row)

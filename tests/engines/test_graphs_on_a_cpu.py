@@ -60,6 +60,7 @@ def test_new_weights_of_hf_engine_outlive_a_replica(judged: Gym, other: Path) ->
     assert _said(judged, "policy") == (after[0], "2")
 
 
+@pytest.mark.slow  # the engine starts again; the same of hf_engine is above
 def test_new_weights_of_vllm_outlive_its_engine(judged: Gym, other: Path) -> None:
     before = _said(judged, "gpu_judge")
     judged.policy.update_weights("gpu_judge", "1", tensors=(other / "model.safetensors").read_bytes())

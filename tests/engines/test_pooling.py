@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines import CPU_ARGS
 
 from gym_serve import Gym
+from gym_serve.deployments.vllm_engine import VLLMEngine
 from gym_serve.types.errors import NotFound
 
 pytestmark = [
@@ -94,3 +96,40 @@ def test_rollouts_have_its_rewards(gym: Gym, reward_model: Path) -> None:
         prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
         expected = _rewards_by_transformers(reward_model, [prompt])[0]
         assert rollout["reward"] == pytest.approx(expected, abs=1e-3)
+
+
+_QUESTION = "{% for message in messages %}{{ message.content }}\n{% endfor %}Is it right?"
+
+
+async def test_a_chat_model_scores_by_the_probability_of_a_word(tiny: Path, tmp_path: Path) -> None:
+    """As docs/engines.md has it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (template := tmp_path / "is_it_right.jinja").write_text(_QUESTION)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    no, yes = tokenizer.convert_tokens_to_ids(["N", "Y"])
+    read = {
+        "architectures": [model.config.architectures[0].replace("CausalLM", "SequenceClassification")],
+        "classifier_from_token": ["N", "Y"],
+        "method": "from_2_way_softmax",
+    }
+    engine = VLLMEngine(
+        name="scorer",
+        model=str(tiny),
+        runner="pooling",
+        chat_template=str(template),
+        engine_args={**CPU_ARGS, "hf_overrides": read},
+    )
+    await engine.start()
+    try:
+        for answer in ("4", "5"):
+            messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": answer}]
+            scored = await engine.operations()["pooling"].handler({"messages": messages, "task": "classify"})
+            prompt = tokenizer(f"2 + 2?\n{answer}\nIs it right?", return_tensors="pt").input_ids
+            with torch.inference_mode():
+                expected = model(prompt).logits[0, -1, [no, yes]].softmax(0)[1]
+            assert scored["data"][0]["data"] == pytest.approx([float(expected)], abs=1e-4)
+    finally:
+        await engine.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import ipaddress
 import socket
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +13,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from support.addresses import PRIVATE, PUBLIC
 from support.tables import each
 from support.websites import Names, rerouted, website
 from yarl import URL
@@ -25,45 +25,11 @@ from gym_serve.environments.google_search.pages import (
     WebPages,
     checked_url,
     decoded,
-    is_public,
     shortened,
 )
 from gym_serve.types.errors import GymError, Overloaded, ToolFailed, Unavailable
 
-PUBLIC, PUBLIC_6 = "93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"
-PRIVATE = [
-    *("127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1"),
-    *("100.100.100.200", "169.254.169.254", "168.63.129.16", "192.0.0.192", "224.0.0.1", "239.255.255.250"),
-    *("240.0.0.1", "255.255.255.255", "::", "::1", "::127.0.0.1", "::ffff:127.0.0.1"),
-    *("::ffff:169.254.169.254", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1"),
-    *("fe80::1", "fc00::1", "fd00:ec2::254", "ff02::1", "2001:db8::1", "2001::1", "2002:7f00:1::"),
-    *("2002:a9fe:a9fe::", "fec0::1", "100::1", "3fff::1", "4000::1"),
-]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@pytest.mark.parametrize("address", PRIVATE)
-def test_what_is_not_public(address: str) -> None:
-    assert not is_public(address)
-
-
-@pytest.mark.parametrize("address", [PUBLIC, "8.8.8.8", PUBLIC_6, "::ffff:8.8.8.8", "64:ff9b::808:808"])
-def test_what_is_public(address: str) -> None:
-    assert is_public(address)
-
-
-@given(st.ip_addresses(v=4))
-def test_a_mapped_address_is_judged_as_the_one_it_maps(address: ipaddress.IPv4Address) -> None:
-    assert is_public(f"::ffff:{address}") == is_public(str(address))
-    assert not is_public(str(address)) or address.is_global
-
-
-@given(st.text(max_size=20))
-def test_what_is_no_address_is_not_public(text: str) -> None:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        assert not is_public(text)
 
 
 @given(st.text(max_size=60) | st.builds("http://{}".format, st.text(max_size=40)))

@@ -14,6 +14,7 @@ from support.sandboxes import children, needs_bubblewrap
 from gym_serve import Gym
 from gym_serve.deployments.harness_agent import BoxHarness
 from gym_serve.environments.workspace import Workspace
+from gym_serve.environments.workspace.tasks import HarborRows
 from gym_serve.gateway.local import LocalIngress
 from gym_serve.training import samples
 from gym_serve.types.errors import Forbidden, GraphError
@@ -182,6 +183,81 @@ def test_how_a_program_ends_is_graded(end: str, settings: JSON, expected: JSON) 
     assert {key: rollout.get(key) for key in expected} == expected, rollout
     assert rollout["harness"]["ended"] == ("timeout" if "harness_timeout" in settings else "exit")
     assert rollout["response"]["output"][0]["content"][0]["text"] == "Done."
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    """A task of Harbor of two steps, which want the files ``one`` and ``two``."""
+    folder = tmp_path / "task"
+    config = '[environment]\nnetwork_mode = "no-network"\nworkdir = "/app"\n'
+    for name in ("one", "two"):
+        config += f'[[steps]]\nname = "{name}"\nmin_reward = 1.0\n'
+        own = folder / "steps" / name
+        (own / "tests").mkdir(parents=True)
+        (own / "instruction.md").write_text(f"Make {name}.")
+        test = f"if [ -e {name} ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
+        (own / "tests" / "test.sh").write_text(f"#!/bin/sh\n{test}\n")
+    (folder / "task.toml").write_text(config)
+    return folder
+
+
+MAKE = "[ -e one ] && touch two; touch one; ls"
+
+
+@pytest.mark.parametrize(
+    ("make", "end", "prompts", "expected"),
+    [
+        (MAKE, "exit 0", ["Make one.", "Make two."], {"reward": 1.0}),
+        ("true", "exit 0", ["Make one."], {"reward": 0.0}),
+        ("touch one", "exit 0", ["Make one.", "Make two."], {"reward": 0.5}),
+        (MAKE, "exit 3", ["Make one.", "Make two."], {"reward": 1.0, "stopped_by": "harness_exit"}),
+        (
+            MAKE,
+            "[ ! -e two ] || sleep 60",
+            ["Make one.", "Make two."],
+            {"reward": 1.0, "stopped_by": "harness_deadline"},
+        ),
+        (MAKE, "sleep 60", ["Make one."], {"reward": 0.5, "stopped_by": "harness_deadline"}),
+    ],
+)
+def test_a_program_is_started_for_each_step(
+    steps: Path, make: str, end: str, prompts: list[str], expected: JSON
+) -> None:
+    command = ["/bin/bash", "-c", f'{PYTHON} -c "$1"; {end}', "bash", PROGRAM]
+    (row,) = HarborRows().rows(steps)
+    deadline = {"harness_timeout": 5.0} if "sleep" in end else {}
+    (rollout,) = rollouts(graph(bash(make), said("Done."), command=command, **deadline), row)
+    assert {key: rollout.get(key) for key in expected} == expected, rollout
+    earlier = [branch["response"]["output"] for branch in rollout["branches"]]
+    assert len(earlier) == len(prompts) - 1
+    for output in (*earlier, rollout["response"]["output"]):
+        assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
+    assert rollout["captured_input"] == [{"role": "user", "content": prompts[-1]}]
+    assert f"{prompts[-1]} /app\n" in rollout["harness"]["output"]
+    assert rollout["model_usage"]["model"]["policy"]["calls"] == 2 * len(prompts)
+    assert [sum(sample.loss_mask) > 0 for sample in samples(rollout)] == [True] * len(prompts)
+
+
+def test_a_step_whose_model_calls_fail_is_a_failure_of_all(
+    steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = HarborRows().rows(steps)
+    ran: list[str] = []
+    run = BoxHarness.run
+
+    async def noted(self: BoxHarness, task: Any) -> JSON:
+        ran.append(task.row["responses_create_params"]["input"][0]["content"])
+        return await run(self, task)
+
+    monkeypatch.setattr(BoxHarness, "run", noted)
+    command = ["/bin/bash", "-c", f'touch one two; {PYTHON} -c "$1"; exit 0', "bash", PROGRAM]
+    broken = graph(command=command)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+    broken["models"]["policy"] = {"type": "chat_model", "base_url": url, "model": "m", "max_retries": 0}
+    (rollout,) = rollouts(broken, row)
+    assert rollout["failure"]["stage"] == "model", rollout
+    assert ran == ["Make one."]
 
 
 def test_a_program_that_never_comes_to_the_model_is_a_failure() -> None:

@@ -16,14 +16,16 @@ from support.sandboxes import children, needs_bubblewrap, with_pytest
 from support.waiting import until
 
 from gym_serve import Gym
+from gym_serve.cli.options import resolve_file
 from gym_serve.cluster.deploy import deployed_options
 from gym_serve.environments.workspace import Workspace, images
+from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import _settings, instructions
 from gym_serve.environments.workspace.tasks import HarborRows, SweBenchRows, WorkspaceRow, task_of
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
-from gym_serve.sandbox import SandboxSpec
-from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
+from gym_serve.sandbox import SandboxSpec, find_provider
+from gym_serve.types.errors import Forbidden, GraphError, InvalidRequest, ToolFailed, Unavailable
 
 HARBOR = Path(__file__).with_name("harbor_task")
 """What Harbor's `harbor init --task` wrote; instruction, solution and the last line of the test are ours."""
@@ -244,6 +246,9 @@ def test_a_configuration_of_harbor(tmp_path: Path) -> None:
     assert (task.test_timeout, task.test_env, task.test_image) == (5, {"T": "1"}, tmp_path / "environment")
 
 
+LISTED = "network_mode = 'allowlist'\nallowed_hosts = ['PyPI.org', '*.a.test']"
+
+
 @pytest.mark.parametrize(
     ("config", "agent", "tests"),
     [
@@ -253,6 +258,19 @@ def test_a_configuration_of_harbor(tmp_path: Path) -> None:
         ("[agent]\nnetwork_mode = 'no-network'", "none", "full"),
         ("[environment]\nnetwork_mode = 'no-network'\n[verifier]\nnetwork_mode = 'public'", "none", "full"),
         ("[verifier.environment]\nnetwork_mode = 'no-network'", "full", "none"),
+        (f"[environment]\n{LISTED}", "allowlist: pypi.org *.a.test", "allowlist: pypi.org *.a.test"),
+        (f"[agent]\n{LISTED}", "allowlist: pypi.org *.a.test", "full"),
+        (
+            f"[environment]\n{LISTED}\n[verifier]\nnetwork_mode = 'public'",
+            "allowlist: pypi.org *.a.test",
+            "full",
+        ),
+        (
+            f"[environment]\nnetwork_mode = 'no-network'\n[agent]\n{LISTED}",
+            "allowlist: pypi.org *.a.test",
+            "none",
+        ),
+        ("[agent]\nnetwork_mode = 'allowlist'", "allowlist: ", "full"),
     ],
 )
 def test_a_network_for_each_phase(tmp_path: Path, config: str, agent: str, tests: str) -> None:
@@ -260,7 +278,53 @@ def test_a_network_for_each_phase(tmp_path: Path, config: str, agent: str, tests
     (tmp_path / "task.toml").write_text(config)
     task = task_of(WorkspaceRow(task=str(tmp_path)))
     assert task.test_spec is not None
-    assert (task.spec.network, task.test_spec.network) == (agent, tests)
+    for spec, expected in ((task.spec, agent), (task.test_spec, tests)):
+        hosts = f": {' '.join(spec.allowed_hosts)}" if spec.network == "allowlist" else ""
+        assert f"{spec.network}{hosts}" == expected
+
+
+VARIABLES = """
+[environment]
+network_mode = "no-network"
+env = {A = "${GIVEN}", B = "${MISSING:-some: text}", C = "${HOME:-}", D = "$5 ${GIVEN}", E = "${GIVEN:-no}"}
+[verifier]
+env = {KEY = "${TESTED}"}
+[solution]
+env = {SOLVED = "${SOLVING}"}
+"""
+
+
+@needs_bubblewrap
+async def test_what_a_task_reads_of_the_machine(tmp_path: Path) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    for name, text in (
+        ("task.toml", VARIABLES),
+        ("solution/solve.sh", "echo $SOLVED > solved"),
+        ("tests/test.sh", '#!/bin/sh\necho "$A $KEY $SOLVED $(cat solved)"\n'),
+    ):
+        (tmp_path / "task" / name).write_text(text)
+    row = {"task": str(tmp_path / "task")}
+    bench = Bench(Workspace(variables={"GIVEN": "given", "TESTED": "tested"}))
+    await bench.host.start()
+    await bench.call("seed_session", row)
+    seen = await bench.tool("bash", command='echo "$A|$B|$C|$D|$E|$KEY|$SOLVED"; echo own > solved')
+    assert seen["output"] == "given|some: text||$5 ${GIVEN}|given||\n"
+    assert (await bench.verify(row, []))["test_output"] == "given tested  own\n"
+    bench.session = None
+    with pytest.raises(
+        InvalidRequest, match=r"solution\.env\.SOLVED\n.* it reads SOLVING, which the setting"
+    ):
+        await bench.call("seed_session", {**row, "oracle": True})
+    await bench.host.stop()
+
+
+def test_a_variable_that_the_machine_lacks_is_a_problem_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = ["resources.workspace.variables={JUDGE_KEY: '${JUDGE_KEY}'}"]
+    with pytest.raises(GraphError, match="JUDGE_KEY"):
+        resolve_file("workspace", setting, None)
+    monkeypatch.setenv("JUDGE_KEY", "of-the-judge")
+    settings = resolve_file("workspace", setting, None).nodes["workspace"].settings
+    assert Workspace.Config(**settings).variables["JUDGE_KEY"].get_secret_value() == "of-the-judge"
 
 
 def test_sizes_of_older_tasks(tmp_path: Path) -> None:
@@ -291,11 +355,20 @@ async def test_the_network_of_the_agents_boxes_is_a_setting(tmp_path: Path) -> N
         ("[[steps]]\nname = '../a'", "steps.0.name"),
         ("[[steps]]\nname = 'a'\n[steps.agent]\nuser = 'dev'", "steps.0.agent.user"),
         ("[environment]\ngpus = 1", "GPUs"),
-        ("[environment]\nnetwork_mode = 'allowlist'", "allow-list"),
-        ("[agent]\nnetwork_mode = 'allowlist'", "allow-list"),
-        ("[environment]\nhealthcheck = {command = 'true'}", "healthcheck"),
+        ("[environment]\nnetwork_mode = 'some'", "network_mode must be one of no-network, allowlist, public"),
+        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['https://a.test']", "a host must be"),
+        ("[environment]\nallowed_hosts = ['a.test']", "allowed_hosts is for network: allowlist, got full"),
+        ("[environment]\nhealthcheck = {command = 'true', retries = 0}", "healthcheck.retries"),
         ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
-        ("[verifier]\nenv = {KEY = '${SECRET}'}", "verifier.env.KEY"),
+        (
+            "[verifier]\nenv = {KEY = '${SECRET}'}",
+            r"verifier\.env\.KEY\n.* it reads SECRET, which the setting",
+        ),
+        (
+            "[environment]\nenv = {KEY = '${HOME}'}",
+            r"environment\.env\.KEY\n.* it reads HOME, which the setting",
+        ),
+        ("[[steps]]\nname = 'a'\n[steps.verifier]\nenv = {KEY = '${A}'}", r"steps\.0\.verifier\.env\.KEY"),
         ("[environment]\nmemory = 'much'", "memory"),
         ("artifacts = ['relative']", None),
         ("[verifier]\ntimeout_sec = -1", "greater than 0"),
@@ -307,6 +380,75 @@ def test_a_configuration_that_is_refused(tmp_path: Path, config: str, reason: st
     (tmp_path / "task.toml").write_text(config)
     with pytest.raises(InvalidRequest, match=reason):
         task_of(WorkspaceRow(task=str(tmp_path)))
+
+
+COUNT = 'cd /; echo >> tried; test "$(wc -l < tried)" -gt 2 && test ! -e /app/agent && touch ready'
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("place", ["", '[verifier]\nenvironment_mode = "separate"\n'])
+async def test_a_box_that_becomes_healthy(bench: Bench, tmp_path: Path, place: str) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    check = f"command = {json.dumps(COUNT)}\ninterval_sec = 0\n"
+    (tmp_path / "task" / "task.toml").write_text(f"{place}[environment.healthcheck]\n{check}")
+    (tmp_path / "task" / "tests" / "test.sh").write_text(
+        "#!/bin/sh\nls -1 /ready /app/agent 2>/dev/null | wc -l > /logs/verifier/reward.txt\n"
+    )
+    row = {"task": str(tmp_path / "task")}
+    await bench.call("seed_session", row)
+    assert (await bench.tool("bash", command="wc -l < /tried; touch /app/agent"))["output"] == "3\n"
+    verdict = await bench.verify(row, [])  # the tests share the agent's box in Harbor, or have one unchecked
+    assert verdict["reward"] == (0.0 if place else 2.0), verdict
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("check", "tries", "reason"),
+    [
+        ({"retries": 2}, [2], "exit status 7: broken"),
+        ({"retries": 1, "start_period_sec": 1.0, "start_interval_sec": 0.1}, range(3, 13), "exit status 7"),
+        ({"retries": 1, "timeout_sec": 0.2, "command": "echo >> /tried; sleep 60"}, [1], "killed: timeout"),
+    ],
+)
+async def test_how_often_a_health_check_tries(check: dict[str, Any], tries: Any, reason: str) -> None:
+    box = await find_provider("bubblewrap").create(SandboxSpec())
+    failing = {"command": "echo >> /tried; echo broken; exit 7", "interval_sec": 0.0, **check}
+    problem = await HealthCheck(**failing).problem(box)
+    assert problem is not None
+    assert reason in problem
+    assert int((await box.exec("wc -l < /tried", timeout=60)).text) in tries
+    await box.close()
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            "[environment]\nhealthcheck = {command = 'false', retries = 1}",
+            "the box of the task is not healthy",
+        ),
+        ("[agent]\nuser = 'nobody'\n[environment]\nhealthcheck = {command = '[ $(id -u) = 0 ]'}", None),
+        (
+            "[agent]\nuser = 'nobody'\n[[steps]]\nname = 'a'\n"
+            "healthcheck = {command = '[ $(id -u) = 0 ]', retries = 1}",
+            "the first step of the task cannot be set up: the health check",
+        ),
+    ],
+)
+async def test_an_unhealthy_box_is_a_failure(
+    bench: Bench, tmp_path: Path, config: str, message: str | None
+) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    (tmp_path / "task" / "steps" / "a").mkdir(parents=True)
+    (tmp_path / "task" / "steps" / "a" / "instruction.md").write_text("Do it.")
+    (tmp_path / "task" / "task.toml").write_text(config)
+    row = {"task": str(tmp_path / "task")}
+    if message is None:
+        await bench.call("seed_session", row)
+    else:
+        with pytest.raises(Unavailable, match=message):
+            await bench.call("seed_session", row)
 
 
 @needs_bubblewrap
@@ -331,6 +473,7 @@ name = "first"
 min_reward = 1
 [[steps]]
 name = "second"
+healthcheck = {command = "test ! -e /sick", retries = 1}
 [steps.verifier]
 timeout_sec = 60
 """
@@ -379,6 +522,7 @@ def says(*commands: str | None) -> dict[str, Any]:
         ("workspace_agent", ["touch one", None, None], 0.5, ["Make two."]),
         ("workspace_agent", ["touch two", None], 0.0, []),
         ("workspace_agent", ["rm -rf /bin/bash /usr/bin/bash; touch one", None, None], 0.5, []),
+        ("workspace_agent", ["touch one /sick", None, None], 0.5, []),
     ],
 )
 async def test_a_task_of_steps(
@@ -403,9 +547,6 @@ async def test_steps_that_were_not_reached_are_zeros(bench: Bench, steps: Path) 
         assert (verdict["reward"], verdict["rewards"]) == (0.5, {"reward": 0.5})
     with pytest.raises(InvalidRequest, match="no step to go on from"):
         await bench.call("next_step")
-    bench.session = None
-    with pytest.raises(InvalidRequest, match="not for an agent's program"):
-        await bench.call("seed_session", {**row, "harness_box": {}})
 
 
 def test_the_last_step_decides_if_the_task_says_so(steps: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import acceptance
 import ray
+import tiny
 import torch
-from acceptance import ABANDONED, CASES, LONGEST_RESPONSE, Case, Policy, Ran, Sample
+from acceptance import ABANDONED, CASES, LONGEST_RESPONSE, SEEN, Case, Policy, Ran, Sample
 from support.endpoint import endpoint
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "max_new_tokens": LONGEST_RESPONSE}
@@ -111,6 +112,59 @@ async def as_coroutine(ref: Any) -> Any:
     return await ref
 
 
+class NemotronNanoVLV2Processor(tiny.Sight):
+    """A processor with a name that NeMo RL knows."""
+
+    model_input_names = ("pixel_values", "image_grid_thw")
+
+    def __call__(self, text: str | list[str], images: list[Any], **options: Any) -> Any:
+        if not isinstance(text, str):
+            return super().__call__(text, images)
+        read = super().__call__([text], images)
+        return {**read, "input_ids": torch.tensor(read["input_ids"])}
+
+
+async def pictures(folder: Path, policy: Policy) -> dict[str, Any]:
+    """What the message logs of NeMo RL's actor, which runs in this process, have of pictures."""
+    from gym_serve.interop.nemo_gym.nemo_rl import environment
+
+    processor = NemotronNanoVLV2Processor(policy.tokenizer)
+    settings = {"gym_serve": {"graph": str(folder / "graph.yaml"), "ray": False, "attempts": 1}}
+    shown: list[int] = []  # pictures of each generation
+
+    async def sample(prompt: list[int], sampling: dict[str, Any]) -> Any:
+        shown.append(prompt.count(processor.image_token_id) // 16)
+        return await policy.sample(prompt, sampling)
+
+    with endpoint(policy.tokenizer, sample, processor=processor) as url:
+        actor = environment()(
+            {
+                "model_name": str(folder / "model"),
+                "base_urls": [url],
+                "initial_global_config_dict": settings,
+            }
+        )
+        actor.set_tokenizer(policy.tokenizer)
+        actor._processor = processor
+        rows = [{**SEEN.row, "_rowidx": i} for i in range(SEEN.size)]
+        logs = [result["message_log"] async for _, result, _ in actor.run_rollouts(rows, "pictures")]
+        actor.shutdown()
+    return {"engine": sorted(shown), "trained": [seen(processor, log) for log in logs]}
+
+
+def seen(processor: Any, log: list[Any]) -> dict[str, Any]:
+    """What a message log has of pictures, each at the message that shows it."""
+    for message in log:
+        shown = message["token_ids"].tolist().count(processor.image_token_id)
+        assert shown == 16 * ("pixel_values" in message)
+    tokens = [token for message in log for token in message["token_ids"].tolist()]
+    patches, grid = (
+        torch.cat([message[name].as_tensor() for message in log if name in message])
+        for name in ("pixel_values", "image_grid_thw")
+    )
+    return acceptance.seen(processor, tokens, patches, grid)
+
+
 def failure_of(work: Any) -> dict[str, Any]:
     from nemo_rl.experience.failures import classify_rollout_failure
 
@@ -152,6 +206,7 @@ def main(folder: Path) -> list[Ran]:
         ran.extra["sent again"] = asyncio.run(single_controller(raising, tokenizer, Case("single", "mixed")))
         ray.get(raising.shutdown.remote())
         ran.extra["abandoned"] = asyncio.run(shut_down(folder, policy, spin_up(folder, url, tokenizer)))
+    ran.extra["pictures"] = asyncio.run(pictures(folder, policy))
     return [ran]
 
 

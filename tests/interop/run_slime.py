@@ -15,11 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import acceptance
+import tiny
 from acceptance import (
     ABANDONED,
     CASES,
     LONGEST_PROMPT,
     LONGEST_RESPONSE,
+    SEEN,
     Case,
     Policy,
     Ran,
@@ -31,14 +33,16 @@ from aiohttp import web
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": LONGEST_RESPONSE}
 
 
-async def router(policy: Policy) -> tuple[web.AppRunner, int]:
-    """SGLang's router and its only engine."""
+async def router(policy: Policy, shown: list[int]) -> tuple[web.AppRunner, int]:
+    """SGLang's router and its only engine. ``shown``: pictures of each generation that had some."""
     running: set[asyncio.Task[Any]] = set()
 
     async def generate(request: web.Request) -> web.Response:
         body = await request.json()
         params = body["sampling_params"]
         limit, temperature = params["max_new_tokens"], params["temperature"]
+        if "image_data" in body:
+            shown.append(len(body["image_data"]))
         work = asyncio.ensure_future(policy.agenerate(body["input_ids"], limit, temperature))
         running.add(work)
         await asyncio.wait([work])
@@ -129,10 +133,10 @@ def told(case: Case, sample: Any) -> Sample:
     )
 
 
-def advantages(
-    args: SimpleNamespace, groups: list[list[Any]], *, by_std: bool, ours: bool = False
-) -> list[float]:
-    """What slime's rollout manager makes of the rewards of groups, by its own code or with ours.
+def training_data(
+    args: SimpleNamespace, groups: list[list[Any]], *, by_std: bool = False, ours: bool = False
+) -> dict[str, Any]:
+    """What slime's rollout manager makes of groups, by its own code, or with our rewards of groups.
 
     GRPO's advantage of a token is what is in ``rewards``.
     """
@@ -153,7 +157,7 @@ def advantages(
     assert data["loss_masks"] == [
         [0] * s.response_length if s.remove_sample else s.loss_mask for s in samples
     ]
-    return data["rewards"]
+    return data
 
 
 def flat(made: list[Any]) -> list[Any]:
@@ -173,13 +177,29 @@ async def aborted(folder: Path, policy: Policy, args: SimpleNamespace, group: li
     return found
 
 
+async def pictures(policy: Policy, args: SimpleNamespace, group: list[Any]) -> list[dict[str, Any]]:
+    """What slime's data for its trainer have of pictures."""
+    from slime.rollout.sglang_rollout import GenerateState, generate_and_rm_group
+
+    state = GenerateState(args)
+    state.reset()  # it was aborted
+    state.processor = tiny.Sight(policy.tokenizer)
+    args = SimpleNamespace(**{**vars(args), "custom_generate_function_path": "rollout.generate_seeing"})
+    data = training_data(args, [flat(await generate_and_rm_group(args, group, dict(SAMPLING)))])
+    return [
+        acceptance.seen(state.processor, tokens, given["pixel_values"], given["image_grid_thw"])
+        for tokens, given in zip(data["tokens"], data["multimodal_train_inputs"], strict=True)
+    ]
+
+
 async def run(folder: Path) -> list[Ran]:
     from slime.rollout.sglang_rollout import generate_and_rm_group
     from slime.utils.http_utils import init_http_client
     from slime.utils.types import Sample as Theirs
 
     policy = Policy(folder)
-    running, port = await router(policy)
+    shown: list[int] = []
+    running, port = await router(policy, shown)
     args = arguments(folder, port)
     init_http_client(args)
     ran = Ran("slime", "624b824")
@@ -196,7 +216,7 @@ async def run(folder: Path) -> list[Ran]:
     for size in (2, 3, 4):  # slime's groups have one size; branches count as samples
         cases = [case for case in CASES if len(made[case]) == size]
         groups = [made[case] for case in cases]
-        values = [advantages(args, groups, by_std=by_std) for by_std in (False, True)]
+        values = [training_data(args, groups, by_std=by_std)["rewards"] for by_std in (False, True)]
         samples = [told(case, each) for case in cases for each in made[case]]
         for sample, plain, normalized in zip(samples, *values, strict=True):
             sample.advantage, sample.normalized = plain, normalized
@@ -204,10 +224,11 @@ async def run(folder: Path) -> list[Ran]:
     ran.asked = list(policy.asked)
     # All at once, with a failure left out of its group and branches counted once.
     names = [case.name for case in CASES for _ in made[case]]
-    ran.extra["by group"] = list(
-        zip(names, advantages(args, list(made.values()), by_std=True, ours=True), strict=True)
-    )
+    by_group = training_data(args, list(made.values()), by_std=True, ours=True)["rewards"]
+    ran.extra["by group"] = list(zip(names, by_group, strict=True))
     ran.extra["abandoned"] = await aborted(folder, policy, args, group_of(len(CASES), ABANDONED))
+    seen = await pictures(policy, args, group_of(len(CASES) + 1, SEEN))
+    ran.extra["pictures"] = {"engine": sorted(shown), "trained": seen}
     await running.cleanup()
     return [ran]
 
@@ -218,6 +239,7 @@ def main(folder: Path) -> list[Ran]:
 from gym_serve.training.slime import generator
 
 generate = generator({str(folder / "graph.yaml")!r}, attempts=1)
+generate_seeing = generator({str(folder / "graph.yaml")!r}, attempts=1)
 """
     )
     sys.path.insert(0, str(folder))

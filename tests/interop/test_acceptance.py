@@ -115,7 +115,7 @@ TRAINERS = {
         "grpo.yaml",
         truncated=False,
         cancel="`NemoGym.shutdown`",
-        pictures="tested: `tests/interop/test_nemo_gym_names.py`",
+        pictures="ran",
     ),
     "SkyRL": Trainer(
         "skyrl",
@@ -143,7 +143,7 @@ TRAINERS = {
         versions="turns",
         branches=True,
         cancel="`abort`",
-        pictures="tested: `tests/training/test_slime.py`",
+        pictures="ran",
     ),
     "AReaL": Trainer(
         "areal",

@@ -8,6 +8,7 @@ import pytest
 from support.losses import ROWS
 from support.processes import run_module
 from support.rollouts import keys, read_jsonl
+from support.sandboxes import needs_bubblewrap
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]  # the first test waits for both
 
@@ -23,6 +24,19 @@ class Happened(NamedTuple):
 def happened(tmp_path_factory: pytest.TempPathFactory) -> Happened:
     folder = tmp_path_factory.mktemp("losses")
     return Happened(run_module("support.two_nodes", str(folder)), folder)
+
+
+@needs_bubblewrap
+def test_replicas_are_where_boxes_are(happened: Happened) -> None:
+    result = happened.results["boxes"]
+    assert result["rewards"] == [1.0] * 8
+    assert (result["places"], result["left"]) == ([True, True], 0.0)
+    assert result["too large"] == [
+        "resources.workspace.resources: a replica needs 17 boxes, and the largest node of the cluster has 16"
+    ]
+    assert result["too many"] == [
+        "boxes: all servers together need 24, and the cluster has 16 (workspace 24)"
+    ]
 
 
 def test_no_session_is_lost_or_misrouted(happened: Happened) -> None:

@@ -6,9 +6,11 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +20,10 @@ import psutil
 import pytest
 from support.ordinary_user import as_ordinary_user, why_not
 from support.sandboxes import children, needs_bubblewrap
-from support.waiting import until
+from support.waiting import until, wait_until
 
 from gym_serve.sandbox import (
+    Bubblewrap,
     Keeps,
     Listens,
     Sandbox,
@@ -28,7 +31,9 @@ from gym_serve.sandbox import (
     SandboxRefused,
     SandboxSpec,
     find_provider,
+    find_sandbox,
 )
+from gym_serve.sandbox.orphans import end_orphans
 from gym_serve.types.errors import GraphError, SessionLost, Unavailable
 
 pytestmark = needs_bubblewrap
@@ -120,6 +125,24 @@ async def test_a_command_that_cannot_start(
     with pytest.raises(SandboxRefused, match=reason):
         await box.exec(command, timeout=LONG, **options)
     assert (await box.exec("echo goes on", timeout=LONG)).stdout == b"goes on\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "mkfifo /etc/passwd",
+        "mkfifo /etc/passwd; (sleep 100 > /etc/passwd &)",
+        "ln -s /dev/zero /etc/passwd",
+        "mkdir /etc/passwd",
+        "echo 'root:x:0:nobody::/::' > /etc/passwd",
+    ],
+)
+async def test_a_list_of_users_that_is_none(create: Create, change: str) -> None:
+    box = await create()
+    assert (await box.exec(f"rm /etc/passwd; {change}", timeout=LONG)).ok
+    assert (await box.exec("echo goes on; id -u", timeout=LONG)).stdout == b"goes on\n0\n"
+    await box.write("/app/file", b"a")
+    assert await box.read("/app/file") == b"a"
 
 
 async def test_long_output_is_cut_in_the_middle(create: Create) -> None:
@@ -556,6 +579,44 @@ async def test_nothing_is_left_of_an_owner_that_is_killed_as_boxes_start(rounds:
             finally:
                 owner.kill()
         assert await until(lambda below=below: not any(each.is_running() for each in below)) < 10
+
+
+def _with_word(word: Path) -> list[int]:
+    """The processes that have an argument, also those without a parent."""
+    running = psutil.process_iter(["cmdline"])
+    return [process.pid for process in running if str(word) in (process.info["cmdline"] or ())]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the option that stops bwrap needs another user namespace")
+def test_what_a_start_left_is_ended_by_the_next_owner(tmp_path: Path) -> None:
+    """``bwrap`` is killed when it has a child that waits for it. That of another program stays as it is."""
+    confinement = find_sandbox("bubblewrap")
+    assert isinstance(confinement, Bubblewrap)
+    ours = [*confinement.template(), str(tmp_path)]  # an argument that nobody reads
+    others = [word for word in ours if word not in ("--hostname", "sandbox")]
+    never, word = socket.socketpair()
+    with never, word, open(os.devnull, "wb") as nothing:
+        files = (word.fileno(), nothing.fileno())
+        wait = ("--unshare-user", "--userns-block-fd", str(files[0]), "--info-fd", str(files[1]))
+        starts = [subprocess.Popen([words[0], *wait, *words[1:]], pass_fds=files) for words in (ours, others)]
+        try:
+            wait_until(lambda: len(_with_word(tmp_path)) == 4)
+            end_orphans()
+            time.sleep(0.1)
+            assert len(_with_word(tmp_path)) == 4
+            for start in starts:
+                start.kill()
+                start.wait()
+            assert len(_with_word(tmp_path)) == 2
+            find_sandbox("bubblewrap")
+            wait_until(lambda: len(_with_word(tmp_path)) == 1)
+            (left,) = _with_word(tmp_path)
+            assert "--hostname" not in psutil.Process(left).cmdline()
+        finally:
+            for process in _with_word(tmp_path):
+                os.kill(process, signal.SIGKILL)
+            for start in starts:
+                start.wait()
 
 
 ORDINARY = """

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support.podman import BUSYBOX, PYTHON, containers, needs_podman, podman
 from support.waiting import until
 
 from gym_serve import AsyncGym, Gym
-from gym_serve.sandbox import Listens, Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
+from gym_serve.sandbox import (
+    Listens,
+    Sandbox,
+    SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
+    egress,
+    find_provider,
+)
 from gym_serve.sandbox.docker_boxes import ContainerBox, DockerBox
 from gym_serve.types.errors import GraphError, InvalidRequest, SessionLost
 
@@ -113,6 +122,23 @@ async def test_a_box_with_the_model_reaches_nothing_else(create: Create) -> None
         assert done.stdout.split() == [b"hello", b"lo"]
         for address in (f"127.0.0.1 {open_port}", f"10.0.0.1 {open_port}", "1.1.1.1 53"):
             assert not (await box.exec(f"nc -w 2 {address} </dev/null", timeout=LONG)).ok
+
+
+async def test_a_box_with_a_list_of_hosts(create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response(text=request.host)
+
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(web.Server(answer), "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setattr(egress, "_HTTP", port)
+        box = await create(network="allowlist", allowed_hosts=["localhost", "127.0.0.1"])
+        assert (await box.exec("ls /sys/class/net", timeout=LONG)).stdout == b"lo\n"
+        code = 'import urllib.request as u; print(u.urlopen("http://{}/").read())'
+        get = f"wget -q -O - http://{{}}/ 2>&1 || python3 -c '{code}'"
+        for host, seen in ((f"localhost:{port}", b"localhost"), (f"other.test:{port}", b"403")):
+            done = await box.exec(get.replace("{}", host), timeout=LONG, env={"NO_PROXY": "", "no_proxy": ""})
+            assert seen in done.stdout + done.stderr, done
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.sandboxes import check_remote_box, needs_bubblewrap
@@ -81,11 +82,18 @@ async def test_what_an_agent_reaches(there: Service, provider: SandboxProvider) 
 
 
 async def test_what_is_asked_for(there: Service, provider: SandboxProvider) -> None:
-    boxes = [await provider.create(SPEC), await provider.create(SPEC.model_copy(update={"network": "full"}))]
-    first, second = there.asked.values()
-    assert [each.allow_internet_access for each in (first, second)] == [False, True]
-    assert first.metadata[OWNER]
-    assert there.lives == {"i1": [120], "i2": [120]}
+    listed = {"network": "allowlist", "allowed_hosts": ("pypi.org", "*.example.com", "192.0.2.1")}
+    boxes = [
+        await provider.create(SPEC.model_copy(update=changes))
+        for changes in ({}, {"network": "full"}, listed)
+    ]
+    asked = list(there.asked.values())
+    assert [each.allow_internet_access for each in asked] == [False, True, True]
+    networks = [each.network.to_dict() if each.network else None for each in asked]
+    allowed = {"allowOut": ["pypi.org", "*.example.com", "192.0.2.1"], "denyOut": ["0.0.0.0/0"]}
+    assert networks == [None, None, allowed]
+    assert asked[0].metadata[OWNER]
+    assert there.lives == {"i1": [120], "i2": [120], "i3": [120]}
     for box in boxes:
         await box.close()
 
@@ -118,14 +126,15 @@ async def test_a_sandbox_that_the_service_ends(there: Service, provider: Sandbox
     ("changes", "reason"),
     [
         ({"image": None}, "made of a template"),
-        ({"network": "model"}, "must be none or full"),
+        ({"network": "model"}, "must be none, allowlist or full"),
+        ({"network": "allowlist", "allowed_hosts": ["10.0.0.0/8", "a.test"]}, "not 10.0.0.0/8$"),
         ({"image": "none"}, "template 'none' not found"),
         ({"image": "no-python"}, "needs python3"),
         ({"image": "no-unshare"}, "unshare: Permission denied"),
     ],
 )
 async def test_a_box_that_cannot_be_made(
-    there: Service, provider: SandboxProvider, changes: dict[str, str], reason: str
+    there: Service, provider: SandboxProvider, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         await provider.create(SPEC.model_copy(update=changes))

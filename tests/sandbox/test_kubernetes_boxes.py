@@ -126,6 +126,7 @@ async def test_a_lease_that_was_swept_is_begun_again(
     [
         ({"image": None}, "made of an image"),
         ({"network": "model"}, "must be none or full"),
+        ({"network": "allowlist"}, "must be none or full"),
         ({"image": "busybox"}, "needs python3"),
     ],
 )

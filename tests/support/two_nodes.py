@@ -22,11 +22,15 @@ from ray.cluster_utils import Cluster
 
 from gym_serve.cluster.starting import free_port
 
-__all__ = ["TwoNodes", "two_nodes"]
+__all__ = ["BOXES", "TwoNodes", "two_nodes"]
+
+BOXES = 16
+"""How many the second node has room for."""
 
 
 class TwoNodes:
-    """The cluster. Each node has a ``gpu_share``; the second one has ``second`` as well, and can be lost."""
+    """The cluster. Each node has a ``gpu_share``; the second one, which can be lost, has ``second`` and
+    ``boxes`` as well."""
 
     def __init__(self) -> None:
         # No dashboard: it is eleven processes.
@@ -51,7 +55,9 @@ class TwoNodes:
         self._cluster.shutdown()
 
     def _add_second(self) -> None:
-        self._second: Any = self._cluster.add_node(num_cpus=4, resources={"second": 1, "gpu_share": 1})
+        self._second: Any = self._cluster.add_node(
+            num_cpus=4, resources={"second": 1, "gpu_share": 1, "boxes": BOXES}
+        )
 
 
 @contextmanager
@@ -79,10 +85,13 @@ def _joined() -> Iterator[TwoNodes]:
 
 
 def main(folder: Path) -> None:
-    from support import changes, losses
+    from support import boxes_on_nodes, changes, losses
+    from support.sandboxes import AVAILABLE
 
     found: dict[str, Any] = {}
     with two_nodes() as cluster:
+        if AVAILABLE == "bubblewrap":
+            found["boxes"] = boxes_on_nodes.run(cluster)
         found["changes"] = changes.run(cluster, sessions=60, pause=0.6, calls=3, seed=1)
         found["losses"] = losses.run(cluster, folder)
     print(orjson.dumps(found).decode(), flush=True)

@@ -56,6 +56,7 @@ _BACKLOG = 128
 _FILE = struct.Struct("=i")
 _SET_FLAGS, _IS_UP = 0x8914, 0x41  # SIOCSIFFLAGS; IFF_UP and IFF_RUNNING
 _CHUNK = 1 << 16
+_MOST_USERS = 1 << 20  # bytes of /etc/passwd that are read
 _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it is the machine's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -136,9 +137,9 @@ def _isolate(config: dict[str, Any]) -> None:
 
 
 def _hand_out(config: dict[str, Any]) -> None:
-    """Send a handle of this process, and the socket of `_listener`, to the process outside: standard output
-    is a socket to it. Commands have another one."""
-    files = [os.pidfd_open(os.getpid()), *([_listener()] if config["listens"] else [])]
+    """Send a handle of this process, and the sockets at which it listens, to the process outside, which
+    accepts. Standard output is a socket to it; commands have another one."""
+    files = [os.pidfd_open(os.getpid()), *map(_listener, config["listens"])]
     way_out = _socket.socket(fileno=1)
     data = b"".join(map(_FILE.pack, files))
     way_out.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)])
@@ -147,10 +148,10 @@ def _hand_out(config: dict[str, Any]) -> None:
         os.close(file)
 
 
-def _listener() -> int:
-    """Listen at a port of the box's loopback; the process outside accepts."""
+def _listener(port: int) -> int:
+    """Listen at a port of the box's loopback; at any for 0."""
     listener = _socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.bind(("127.0.0.1", port))
     listener.listen(_BACKLOG)
     return listener.detach()
 
@@ -522,15 +523,11 @@ def _execute(argv: list[str], environment: dict[str, str]) -> NoReturn:
 def _become(user: str | int | None) -> str:
     """Become a user of the box, by name or number; returns the home folder."""
     name, numbers = str(user or 0), None
-    try:
-        with open("/etc/passwd") as file:
-            for line in file:
-                fields = line.rstrip("\n").split(":")
-                if len(fields) > 5 and name in (fields[0], fields[2]):
-                    numbers = int(fields[2]), int(fields[3]), fields[5]
-                    break
-    except OSError:
-        pass
+    for line in _users().splitlines():
+        fields = line.split(":")
+        if len(fields) > 5 and name in (fields[0], fields[2]) and (fields[2] + fields[3]).isdecimal():
+            numbers = int(fields[2]), int(fields[3]), fields[5]
+            break
     if numbers is None:
         if not name.isdecimal():
             raise OSError(f"the box has no user {name}")
@@ -543,6 +540,16 @@ def _become(user: str | int | None) -> str:
         except OSError as error:
             raise OSError(f"cannot become user {name}, for which the server must be root: {error}") from None
     return numbers[2]
+
+
+def _users() -> str:
+    # An agent may have put a pipe or a device there, which is read neither for ever nor to the end.
+    try:
+        file = os.open("/etc/passwd", os.O_RDONLY | os.O_NONBLOCK)
+        with open(file, "rb", buffering=0) as users:
+            return (users.read(_MOST_USERS) or b"").decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _filter(program: bytes) -> None:
