@@ -2,6 +2,7 @@
 
     python -m benchmarks.boxes [--boxes 400] [--commands 500] [--live 256] [--episodes 1000] [--output FILE]
     python -m benchmarks.boxes --image IMAGE ...   containers of Docker or Podman (DOCKER_HOST) instead
+    python -m benchmarks.boxes --cpuacct GROUP --episodes 200   the last part alone, and its CPU time
 
 No Ray and no model. Boxes of bubblewrap, over this machine's own root:
 
@@ -12,7 +13,9 @@ No Ray and no model. Boxes of bubblewrap, over this machine's own root:
 - a live box: seconds of ``true``, and of ``echo`` by a shell;
 - many live boxes, all at once: seconds until all live, memory of all their processes (PSS) per box, and
   seconds of ``true`` in each of them in turn;
-- `oracle` on a task of Harbor's format, end to end through a graph in this process: episodes per second.
+- `oracle` on a task of Harbor's format, end to end through a graph in this process: episodes per second, and
+  CPU time of each, of this process and all boxes, by an empty control group (`mkdir
+  /sys/fs/cgroup/cpuacct/boxes`). Other work of the machine hardly changes that.
 
 Prints one JSON object, and exits with status 1 if an episode did not score 1.
 """
@@ -132,16 +135,20 @@ def task(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-async def episodes(count: int) -> JSON:
+async def episodes(count: int, group: Path | None) -> JSON:
+    def cpu_ms() -> float:
+        return 0.0 if group is None else int((group / "cpuacct.usage").read_text()) / 1e6
+
     with tempfile.TemporaryDirectory() as place:
         task(Path(place))
         rows = list(HarborRows().rows(Path(place)))
         with Gym.from_graph("workspace", ray=False) as gym:
-            begun, scores = time.perf_counter(), []
+            begun, used, scores = time.perf_counter(), cpu_ms(), []
             async for rollout in gym.rollouts(rows, agent="oracle", repeats=count, concurrency=AT_ONCE):
                 scores.append(rollout.get("reward") if "failure" not in rollout else None)
-            seconds = time.perf_counter() - begun
+            seconds, used = time.perf_counter() - begun, cpu_ms() - used
     return {
+        **({} if group is None else {"cpu_ms_per_episode": round(used / count, 1)}),
         "episodes_per_second": round(count / seconds, 1),
         "episodes": len(scores),
         "scored_1": scores.count(1.0),
@@ -149,6 +156,9 @@ async def episodes(count: int) -> JSON:
 
 
 async def measure(arguments: argparse.Namespace) -> JSON:
+    if arguments.cpuacct is not None:
+        (arguments.cpuacct / "cgroup.procs").write_text("0")
+        return {"machine": machine(), "oracle": await episodes(arguments.episodes, arguments.cpuacct)}
     provider = find_provider("docker" if arguments.image else "bubblewrap")
     spec = SandboxSpec(image=arguments.image, workdir="/app")
     await (await provider.create(spec)).close()
@@ -161,7 +171,7 @@ async def measure(arguments: argparse.Namespace) -> JSON:
         "commands": await commands(provider, spec, arguments.commands),
         "many": await many(provider, spec, arguments.live),
     }
-    return report if arguments.image else {**report, "oracle": await episodes(arguments.episodes)}
+    return report if arguments.image else {**report, "oracle": await episodes(arguments.episodes, None)}
 
 
 def main() -> None:
@@ -171,6 +181,7 @@ def main() -> None:
     for name, default in (("boxes", 400), ("commands", 500), ("live", 256), ("episodes", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--image", help="image of containers; boxes of bubblewrap without it")
+    parser.add_argument("--cpuacct", type=Path, help="control group to count CPU time by: episodes only")
     parser.add_argument("--output", type=Path, help="where the result is saved")
     arguments = parser.parse_args()
     report = asyncio.run(measure(arguments))

@@ -6,7 +6,9 @@ The first run installs them from PyPI and npm.
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,15 @@ pytestmark = [pytest.mark.interop, needs_bubblewrap]
 
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")
 
+
+def _system_python() -> tuple[int, ...]:
+    """Version of the Python that boxes have."""
+    told = subprocess.run(["/usr/bin/python3", "-V"], capture_output=True, text=True, check=False).stdout
+    return tuple(map(int, re.findall(r"\d+", told)))
+
+
+needs_new_python = pytest.mark.skipif(_system_python() < (3, 12), reason="OpenHands needs Python 3.12")
+
 # By agent: the call of its own tool, and what the model says in the end.
 CALLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "mini_swe_agent": (
@@ -31,11 +42,17 @@ CALLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     ),
     "claude_code": ("Bash", "command", said("Done.")),
     "codex": ("exec_command", "cmd", said("Done.")),
+    "openhands": ("terminal", "command", [called("finish", {"message": "Done."}, "call_2")]),
 }
 
 
 @pytest.mark.parametrize(
-    "agent", ["mini_swe_agent", *(pytest.param(name, marks=needs_npm) for name in ("claude_code", "codex"))]
+    "agent",
+    [
+        "mini_swe_agent",
+        *(pytest.param(name, marks=needs_npm) for name in ("claude_code", "codex")),
+        pytest.param("openhands", marks=needs_new_python),
+    ],
 )
 def test_a_coding_agent_in_a_box(agent: str) -> None:
     tool, argument, last = CALLS[agent]
