@@ -263,11 +263,11 @@ async def test_stragglers_and_deadlines() -> None:
 
 async def test_a_group_that_begins_again_has_its_deadline_again() -> None:
     held = Held(0)
-    async with Trainer(FakeAgent(held), rows(1), k=0, batch=1, deadline=0.2).running() as trainer:
-        await asyncio.sleep(0.15)
+    async with Trainer(FakeAgent(held), rows(1), k=0, batch=1, deadline=2).running() as trainer:
+        await asyncio.sleep(1.5)
         trainer.update()
         await until(lambda: trainer.feed.counts.dropped)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
         held.let()
         group = await trainer.take()
     assert group is not None
