@@ -65,7 +65,11 @@ ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Maximum number of r
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")]
 SkipOption = Annotated[
     bool,
-    typer.Option("--skip-invalid", help="Skip invalid rows; by default nothing starts if there is one."),
+    typer.Option(
+        "--skip-invalid",
+        help="Skip invalid rows; by default nothing starts if one of the first 1,000 is, and later ones are "
+        "left out and make the exit status 3.",
+    ),
 ]
 
 
@@ -151,7 +155,8 @@ def collect(
     0    every rollout is scored
     1    the graph, the rows or OUT cannot be used (nothing was started), or OUT was deleted during the run
     2    wrong usage
-    3    complete, but some rollouts have failed permanently, or groups could not be compared
+    3    complete, but some rollouts have failed permanently, rows after the first 1,000 are
+         invalid, or groups could not be compared
     4    stopped by --max-cost or --max-tokens; resume it with a higher limit
     5    stopped: an endpoint refuses the key, or has no such model or path; fix that, then resume
     130  stopped by Ctrl-C (143: by SIGTERM); resume it

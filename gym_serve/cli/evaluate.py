@@ -35,7 +35,7 @@ def evaluate(
         typer.Argument(
             metavar="[BENCHMARK]...",
             help="Names of gym-serve list benchmark, files of benchmarks (.yaml), NAME:WHAT of another "
-            "catalogue (harbor:FOLDER, lm_eval:TASK), or a file of rows with --grader.",
+            "catalogue (harbor:FOLDER, inspect:FILE.py@TASK, lm_eval:TASK), or a file of rows with --grader.",
         ),
     ] = None,
     *,
@@ -245,6 +245,8 @@ def _results(
 
     if report.exhausted:
         record["notes"].append(f"stopped before its end: {report.exhausted}")
+    if left_out := report.progress.left_out:
+        record["notes"].append(f"{left_out:,} rows cannot be used, and are in no score")
     answers = {one.name: field for one in plan.benchmarks if (field := one.server.metrics.answer)}
     results = results_of(
         folder / _ROLLOUTS,

@@ -133,7 +133,7 @@ def _report(outputs: Outputs, metrics: list[JSON]) -> Report:
 
     with Journal(outputs, resume=True) as journal:
         assert journal.header is not None
-        tally = Tally(journal.header.rollouts)
+        tally = Tally(journal.header.rollouts or 0)
         for record in journal.recover():
             tally.add(record)
         tally.finish(journal.finished(_ATTEMPTS))

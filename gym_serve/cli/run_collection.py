@@ -111,7 +111,13 @@ def exit_of(report: Report | None, signalled: int | None) -> None:
     if report is None or not report.complete:
         echo("Run the same command with --resume to continue.", err=True)
         raise typer.Exit(signalled or (_FAILURES if report is not None and report.uncompared else 1))
-    if report.progress.failed:
+    if report.unusable:
+        echo(
+            f"{report.unusable:,} rows could not be used, as was found when the run had begun. It has the "
+            "others; once these are mended, make their rollouts in another run.",
+            err=True,
+        )
+    if report.progress.failed or report.unusable:
         raise typer.Exit(_FAILURES)
 
 
@@ -207,7 +213,9 @@ class ProgressDisplay:
         self._tokens.add(now, progress.tokens)
         if self._console.is_terminal:
             return  # the page is drawn a few times a second
-        if now >= self._lined + _LINE_EVERY or not (progress.remaining or progress.comparing):
+        if now >= self._lined + _LINE_EVERY or not (
+            progress.remaining or progress.reading or progress.comparing
+        ):
             self._lined = now
             text = "  ".join(self._parts(progress))
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -236,7 +244,7 @@ class ProgressDisplay:
 
     def _parts(self, progress: Progress) -> list[str]:
         rate, tokens = self._rollouts.per_second(), self._tokens.per_second()
-        parts = [f"{progress.finished:,}/{progress.total:,}"]
+        parts = [f"{progress.finished:,}/{progress.total:,}{' or more' if progress.reading else ''}"]
         if rate is not None:
             parts.append(f"{rate:,.1f}/s")
         if tokens is not None:
@@ -246,11 +254,13 @@ class ProgressDisplay:
         if progress.masked:
             parts.append(f"masked {progress.masked:,}")
         parts.append(f"failed {progress.failed:,}{_failures(progress.failed_attempts)}")
+        if progress.left_out:
+            parts.append(f"unusable rows {progress.left_out:,}")
         parts.append(f"running {progress.running:,}")
         if (waiting := progress.waiting) is not None:
             reason = shortened(waiting.reason, _REASON_WIDTH)
             parts.append(f"waiting until {waiting.until} for {waiting.server or 'the graph'}: {reason}")
-        if rate is not None and progress.remaining:
+        if rate is not None and progress.remaining and not progress.reading:
             parts.append(f"ETA {timedelta(seconds=round(progress.remaining / rate))}")
         if progress.comparing:
             parts.append(f"comparing {progress.comparing:,} groups")

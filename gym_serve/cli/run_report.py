@@ -93,7 +93,7 @@ def report_json(report: Report, failures: Failures = "mask") -> JSON:
     progress = report.progress
     rows, asked = _summary(report, failures)
     return {
-        "ok": report.complete and not progress.failed,
+        "ok": report.complete and not (progress.failed or report.unusable),
         "complete": report.complete,
         "rollouts": {
             "total": progress.total,

@@ -432,7 +432,7 @@ class Gym(BaseGym):
         If an environment has ``compare``, the rollouts of each row are compared once all have ended.
 
         Args:
-            rows: as for `rollouts`; all of them are checked before anything runs.
+            rows: as for `rollouts`; the first 1,000 are checked before anything runs, the others meanwhile.
             output: ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; failures, inputs and metrics lie
                 beside it (docs/formats.md, Files of collect).
             **options: see `CollectOptions`.

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from urllib.request import getproxies
 
 import aiohttp
 import msgspec
@@ -178,7 +179,9 @@ class Batcher:
         members = {"agent": batch[0].agent, "concurrency": _CONCURRENCY, "traceparents": spans}
         body = b'%s,"rows":[%s]}' % (encode(members)[:-1], b",".join(one.row for one in batch))
         if self._http is None:
-            self._http = aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT, trust_env=True)
+            # For each request, `trust_env` reads the variables again, and ~/.netrc in another thread.
+            proxies = bool(getproxies())
+            self._http = aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT, trust_env=proxies)
         async with self._http.post(self._url, data=body, allow_redirects=False) as answer:
             if answer.status != 200:
                 content = await answer.read()

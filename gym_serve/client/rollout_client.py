@@ -70,7 +70,8 @@ class RolloutOptions(TypedDict, total=False):
     prompt: PromptTemplate | Mapping[str, Any] | str | Path | None
     """Template that makes the rows' ``input``, or the path of a YAML file with one: ``{system?, user}``."""
     skip_invalid: bool
-    """Leave out rows that cannot be used; else nothing starts if a file has one."""
+    """Leave out rows that cannot be used; else nothing starts if a file, or the first 1,000 rows that are
+    collected, have one."""
     concurrency: int
     """How many rollouts run at the same time at most (128)."""
     attempts: int

@@ -1,6 +1,7 @@
 """`collect`: rows to files; nothing is lost and no rollout is made twice, whatever interrupts it.
 
-1. All rows are checked and expanded into ``out_materialized_inputs.jsonl``, before anything runs.
+1. Rows are checked and expanded into ``out_materialized_inputs.jsonl``: the first ones before anything runs,
+   the others meanwhile (`Inputs`).
 2. The `RolloutRunner` runs what the journal does not hold yet. Every result is in it before it is counted.
 3. If an environment compares the rollouts of a row, its rewards replace the verifier's (`GroupStage`).
 4. The metrics are computed from the files.
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
-from gym_serve.rollouts.expansion import Expansion, Inputs, stored_groups
+from gym_serve.rollouts.expansion import FIRST, Expansion, Inputs, stored_groups
 from gym_serve.rollouts.files import (
     RecordFile,
     read_records,
@@ -109,12 +110,12 @@ class Report:
     metrics: list[JSON]
     """The metrics of each agent, without those of single tasks; empty if it was stopped."""
     problems: list[str]
-    """The rows that were skipped: place and reason of the first ones."""
+    """The rows that were left out: place and reason of the first ones."""
     notes: list[str]
     """Anything unusual about the input, but harmless."""
     complete: bool
-    """Whether every rollout is scored or its last attempt failed, and all groups that should be compared are;
-    False if the run was stopped before that."""
+    """Whether all rows are read, every rollout is scored or its last attempt failed, and all groups that
+    should be compared are; False if the run was stopped before that."""
     spent: Spent = field(default_factory=lambda: Spent({}))
     """Tokens and cost of its model calls, those of failed attempts included."""
     uncompared: list[str] = field(default_factory=list)
@@ -124,6 +125,8 @@ class Report:
     operator_error: OperatorError | None = None
     """The last error that only the operator can fix (a refused key, a wrong address), if it left rollouts
     open, whether it ended the run or not. Resuming the run makes those rollouts."""
+    unusable: int = 0
+    """How many rows could not be used, which was found when the run had begun; 0 with ``skip_invalid``."""
 
 
 async def collect(
@@ -143,16 +146,18 @@ async def collect(
     SIGKILL of this process, and within a second a power failure as well (`fsync`).
 
     Args:
-        rows: rows, or the path of a JSONL file; read once, in another thread, before anything runs.
+        rows: rows, or the path of a JSONL file; read once, in another thread: the first 1,000 before anything
+            runs, the others meanwhile.
         output: the main file, e.g. ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; the others are beside it.
         retry_failed: resume, and make the rollouts again whose last attempt failed; each gets all of its
             attempts again. Earlier failures stay in the file of failures.
-        skip_invalid: skip rows that cannot be used; without it, nothing starts if there is one.
+        skip_invalid: skip rows that cannot be used; without it, nothing starts if there is one among the
+            first 1,000, and later ones are left out and counted as `Report.unusable`.
         progress: called with the counts after every batch of results and of comparisons.
 
     Raises:
-        InvalidRequest: there are rows that cannot be used (names all of them), or no rows at all; or a limit
-            of the budget is not usable.
+        InvalidRequest: rows cannot be used (names all of the first 1,000), or there are none at all; or a
+            limit of the budget is not usable.
         Conflict: ``output`` holds another run, is being written by another process, or was deleted,
             replaced or changed while this run wrote it.
         Unavailable: no space is left; every acknowledged result is in the files.
@@ -164,17 +169,16 @@ async def collect(
     outputs = Outputs.of(output)
     inputs = Inputs(rows, collection.expansion, backend.check)
     metrics: list[JSON] = []
-    with Journal(outputs, resume=resume or retry_failed) as journal:
-        header = await _prepared(journal, inputs, collection, skip_invalid=skip_invalid)
-        tally = Tally(header.rollouts)
+    with Journal(outputs, resume=resume or retry_failed) as journal, inputs:
+        header = await _begun(journal, inputs, collection, skip_invalid=skip_invalid)
+        tally = Tally()
         await run_in_threads(_recalled(journal, tally, spending))
         if retry_failed:
             await asyncio.to_thread(journal.forgive)
         tally.finish(journal.finished(collection.options.attempts))
         tally.begin()
-        error, waiting = await _run(journal, collection, tally, spending, progress=progress, stop=stop)
-        done = tally.progress(tokens=spending.tokens, waiting=waiting)
-        complete = not done.remaining
+        done, error = await _run(journal, inputs, collection, tally, spending, progress=progress, stop=stop)
+        complete = not (done.remaining or done.reading)
         stage = GroupStage(outputs, header.run, collection.options, spending, stop)
         if complete and (compare := await backend.comparer()):
             complete = await stage.run(
@@ -193,6 +197,7 @@ async def collect(
         stage.problems.kept,
         None if complete else spending.exhausted,
         None if complete else error or stage.operator_error,
+        0 if skip_invalid else done.left_out,
     )
 
 
@@ -211,9 +216,10 @@ async def check_run(
     try:
         with Journal(outputs, resume=resume) as journal:
             if journal.header is not None:
-                await _prepared(journal, inputs, collection, skip_invalid=skip_invalid)
+                await _check_header(journal, inputs, collection)
             else:
-                await run_in_threads(inputs.write(None, skip_invalid=skip_invalid))
+                await inputs.read(FIRST)
+                inputs.refuse(skip_invalid=skip_invalid)
     finally:
         for path in new:
             with suppress(OSError):  # it could not be created
@@ -224,32 +230,59 @@ def _is_there(path: Path) -> bool:
     return os.path.lexists(path)  # a link that leads nowhere stays
 
 
-async def _prepared(
-    journal: Journal, inputs: Inputs, collection: Collection, *, skip_invalid: bool
-) -> Header:
+async def _begun(journal: Journal, inputs: Inputs, collection: Collection, *, skip_invalid: bool) -> Header:
+    """The header of a run whose first rows have been read."""
     path = journal.outputs.inputs
-    of_file = isinstance(inputs.rows, str | Path)
-    content = {"expansion": collection.expansion.to_json(), "graph": collection.backend.description()}
-    if journal.header is None:
-        before = await asyncio.to_thread(inputs.fingerprint) if of_file else {}
-        await run_in_threads(inputs.write(path, skip_invalid=skip_invalid))
-        header = Header.new(
-            input=before or inputs.fingerprint(),
-            rollouts=inputs.rollouts,
-            problems=inputs.problems.count,
-            source=inputs.source,
-            prices={name: prices.model_dump() for name, prices in collection.backend.prices().items()},
-            **content,
-        )
-        journal.begin(header)
-        return header
-    if not path.exists():
-        raise Conflict(f"{journal.outputs.rollouts} cannot be resumed: {path.name} is missing")
-    if not of_file:
-        await run_in_threads(inputs.write(None, skip_invalid=skip_invalid))
-    now = await asyncio.to_thread(inputs.fingerprint)
-    journal.header.check(journal.outputs.rollouts, input=now, **content)
-    return journal.header
+    if journal.header is not None:
+        await _check_header(journal, inputs, collection)
+        if journal.header.rollouts is None:
+            inputs.store(path, anew=False)
+            await inputs.read(FIRST)
+        return journal.header
+    try:
+        inputs.store(path, anew=True)
+        await inputs.read(FIRST)
+        inputs.refuse(skip_invalid=skip_invalid)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    header = Header.new(
+        source=inputs.source,
+        prices={name: prices.model_dump() for name, prices in collection.backend.prices().items()},
+        **_compared(collection),
+    )
+    if inputs.ended:
+        header = await asyncio.to_thread(_completed, header, inputs)
+    journal.begin(header)
+    return header
+
+
+async def _check_header(journal: Journal, inputs: Inputs, collection: Collection) -> None:
+    """Raise a `Conflict` where a run cannot be resumed."""
+    assert journal.header is not None
+    if not journal.outputs.inputs.exists():
+        name = journal.outputs.inputs.name
+        raise Conflict(f"{journal.outputs.rollouts} cannot be resumed: {name} is missing")
+    reading = journal.header.input is None  # then `Inputs` compares them one by one
+    now = None if reading else await asyncio.to_thread(inputs.fingerprint)
+    journal.header.check(journal.outputs.rollouts, input=now, **_compared(collection))
+
+
+def _compared(collection: Collection) -> JSON:
+    return {"expansion": collection.expansion.to_json(), "graph": collection.backend.description()}
+
+
+async def _read_on(journal: Journal, inputs: Inputs) -> None:
+    """Read the other rows, and complete the header."""
+    assert journal.header is not None
+    await inputs.read()
+    inputs.sync()
+    journal.begin(await asyncio.to_thread(_completed, journal.header, inputs))
+
+
+def _completed(header: Header, inputs: Inputs) -> Header:
+    rollouts, problems = inputs.rollouts, inputs.problems.count
+    return replace(header, input=inputs.fingerprint(), rollouts=rollouts, problems=problems)
 
 
 def _recalled(journal: Journal, tally: Tally, spending: Spending) -> Generator[None, None, None]:
@@ -261,19 +294,33 @@ def _recalled(journal: Journal, tally: Tally, spending: Spending) -> Generator[N
 
 async def _run(
     journal: Journal,
+    inputs: Inputs,
     collection: Collection,
     tally: Tally,
     spending: Spending,
     *,
     progress: Callable[[Progress], None],
     stop: asyncio.Event | None,
-) -> tuple[OperatorError | None, Waiting | None]:
+) -> tuple[Progress, OperatorError | None]:
     attempts = collection.options.attempts
 
+    def read_so_far() -> int | None:
+        assert journal.header is not None
+        return inputs.rollouts if journal.header.rollouts is None else None
+
     def left() -> Iterator[list[JSON]]:
-        for group in stored_groups(journal.outputs.inputs):
-            if todo := [row for row in group if journal.failed_attempts(row, attempts) is not None]:
+        for group in stored_groups(journal.outputs.inputs, read_so_far):
+            todo = [row for row in group if journal.failed_attempts(row, attempts) is not None]
+            if todo or not group:
                 yield todo
+
+    def now(running: int = 0, stopping: str | None = None, waiting: Waiting | None = None) -> Progress:
+        header = journal.header
+        assert header is not None
+        tally.reading = header.rollouts is None
+        tally.total = inputs.rollouts if header.rollouts is None else header.rollouts
+        tally.left_out = inputs.problems.count if header.problems is None else header.problems
+        return tally.progress(running, stopping, spending.tokens, waiting)
 
     def commit(row: JSON, rollout: JSON) -> None:
         record = journal.append(row, rollout)
@@ -294,9 +341,11 @@ async def _run(
         runner.run_in_background(stop.wait(), lambda _: runner.drain())
     if (seconds := spending.seconds_left) is not None:
         runner.run_in_background(asyncio.sleep(seconds), lambda _: runner.drain())
+    if read_so_far() is not None:
+        runner.run_in_background(_read_on(journal, inputs), lambda _: None)
     synced, waiting = time.monotonic(), None
     try:
-        progress(tally.progress(tokens=spending.tokens))
+        progress(now())
         while runner.advance():
             for _, rollout in await runner.results(until=synced + _SYNC_SECONDS):
                 if operator_error(rollout) is None:
@@ -306,14 +355,15 @@ async def _run(
             fatal = runner.operator_errors.fatal
             stopping = None if fatal is None else fatal.message
             running, waiting = runner.scheduler.running, runner.waiting
-            progress(tally.progress(running, stopping, spending.tokens, waiting))
+            progress(now(running, stopping, waiting))
             if time.monotonic() >= synced + _SYNC_SECONDS:
+                await asyncio.to_thread(inputs.sync)
                 await asyncio.to_thread(journal.sync)
                 journal.check()
                 synced = time.monotonic()
         journal.check()
         tally.finish(-runner.left_open)
-        return runner.operator_errors.last, waiting
+        return now(waiting=waiting), runner.operator_errors.last
     finally:
         await runner.close()
 
@@ -349,7 +399,7 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
         input=first.input,
         expansion={**first.expansion, "shard": None},
         graph=first.graph,
-        rollouts=sum(header.rollouts for header in headers),
+        rollouts=sum(header.rollouts or 0 for header in headers),
         problems=first.problems,
         source=first.source,
         forgiven=sum(header.forgiven for header in headers),
@@ -372,6 +422,8 @@ def _header(source: Outputs) -> Header:
     header = Header.read(source.header)
     if header is None:
         raise InvalidRequest(f"{source.rollouts}: {source.header.name} is missing")
+    if header.rollouts is None:
+        raise InvalidRequest(f"{source.rollouts} was stopped while its rows were read; resume it first")
     return header
 
 

@@ -8,20 +8,28 @@ resuming relies on it. Equal rows share a task. Tasks are numbered before a shar
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import orjson
 import yaml
+from typing_extensions import Self
 
-from gym_serve.rollouts.files import fingerprint, open_decompressed, readable_line, replacing, run_in_threads
+from gym_serve.rollouts.files import (
+    RecordFile,
+    fingerprint,
+    open_decompressed,
+    readable_line,
+    run_in_threads,
+)
 from gym_serve.rollouts.rows import (
     MAX_ROLLOUT_INDEX,
+    LocatedRow,
     Problems,
     Rows,
     ignore_problem,
@@ -31,7 +39,7 @@ from gym_serve.rollouts.rows import (
     task_index,
 )
 from gym_serve.rollouts.tables import IntTable, digest
-from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.errors import Conflict, GymError, InvalidRequest
 from gym_serve.types.exact import exact_json
 from gym_serve.types.model_endpoint import MODEL_FIELD, endpoint_of, public_row
 from gym_serve.types.requests import JSON
@@ -313,70 +321,142 @@ def _seeded(row: JSON, seed: int) -> JSON:
     return {**row, "responses_create_params": {**params, "metadata": {**metadata, "extra_body": merged}}}
 
 
+FIRST = 1000  # rows of a run that are checked before anything starts
+
+
 class Inputs:
-    """The rows of a run: checked and expanded into ``out_materialized_inputs.jsonl`` before anything runs, so
-    that a run with a bad row does not start, and rows that can be iterated only once need no special case."""
+    """The rows of a run: checked, and expanded into ``out_materialized_inputs.jsonl``, from which they run.
+
+    The first `FIRST` are read before anything starts, so that a file of bad rows is refused, and the others
+    while rollouts run. Rows that can be iterated only once need no special case.
+    """
 
     def __init__(self, rows: Rows, expansion: Expansion, check: Callable[[JSON], None]) -> None:
         self.rows = rows
         self.problems = Problems()
-        self.rollouts = 0  # how many there are; known once they are written
+        self.rollouts = 0  # how many have been read
+        self.ended = False  # whether all rows have been read
         self._expansion = expansion
         self._check = check
         self._drawn = 0
         self._digest = hashlib.blake2b(digest_size=16)
+        self._file: RecordFile | None = None
+        self._stored: Iterator[JSON] = iter(())  # what an earlier process of the run has read
+        self._recalled = True
+        self._steps = self._read()
+        self._state = self._file_state()
 
     @property
     def source(self) -> str:
         return str(self.rows) if isinstance(self.rows, str | Path) else "rows of the caller"
 
-    def write(self, path: Path | None, *, skip_invalid: bool) -> Generator[None, None, None]:
-        """Check and expand all rows into a file, if there is a path, in steps of one row. Raises
-        `InvalidRequest`: there are rows that cannot be used, or no rows at all."""
+    def store(self, path: Path, *, anew: bool) -> None:
+        """Write what is read into a file. If it is not begun anew, it must hold the same so far."""
+        self._file = RecordFile(path)
+        if anew:
+            self._file.clear()
+        else:
+            self._stored, self._recalled = self._file.recover(), False
+
+    async def read(self, usable: int | None = None) -> None:
+        """Read rows in threads, until so many more can be used and all that are stored have been compared;
+        None for all rows. Raises `Conflict`: they are not those that are stored."""
+
+        def steps() -> Generator[None, None, None]:
+            for number, _ in enumerate(self._steps, 1):
+                yield
+                if usable is not None and number >= usable and self._recalled:
+                    return
+
+        await run_in_threads(steps())
+
+    def refuse(self, *, skip_invalid: bool) -> None:
+        """Raise `InvalidRequest` where rows that were read cannot be used, or there are none at all."""
+        if not skip_invalid:
+            self.problems.raise_if_any(f"{self.problems.count} rows cannot be used, so nothing was started")
+        if self.ended and not self.rollouts and self._expansion.shard is None:
+            self.problems.raise_if_any(f"{self.source}: no row can be used")
+            self.problems.add(f"{self.source}: empty")
+            self.problems.raise_if_any("there are no rows, so nothing was started")
+
+    def _read(self) -> Generator[None, None, None]:
         rows = self.rows if isinstance(self.rows, str | Path) else self._digested(self.rows)
-        problems, self.rollouts = self.problems, 0
         groups = expand(
             rows,
             self._expansion,
-            problem=problems.add,
+            problem=self.problems.add,
             check=self.check_row,
-            note=problems.notes.append,
+            note=self.problems.notes.append,
             unique=True,
         )
-        with nullcontext() if path is None else replacing(path) as file:
-            for group in groups:
-                try:
-                    storable = map(_storable, group if file is not None else ())
-                    lines = b"".join(map(readable_line, storable))
-                except ValueError as error:
-                    problems.add(f"task {group[0]['_ng_task_index']}: {error}")
-                    continue
-                if file is not None:
-                    file.write(lines)
-                self.rollouts += len(group)
-                yield
-            if not skip_invalid:
-                problems.raise_if_any(f"{problems.count} rows cannot be used, so nothing was started")
-            if not self.rollouts and self._expansion.shard is None:
-                problems.raise_if_any(f"{self.source}: no row can be used")
-                problems.add(f"{self.source}: empty")
-                problems.raise_if_any("there are no rows, so nothing was started")
+        for group in groups:
+            try:
+                lines = [readable_line(_storable(row)) for row in group]
+            except ValueError as error:
+                self.problems.add(f"task {group[0]['_ng_task_index']}: {error}")
+                continue
+            for row, line in zip(group, lines, strict=True):
+                self._keep(row["_ng_rollout_id"], line)
+            self.rollouts += len(group)
+            yield
+        if next(self._stored, None) is not None:
+            raise Conflict(f"{self.source} has fewer rows than when the run began; {_AS_BEFORE}")
+        self._recalled = self.ended = True
+
+    def _keep(self, rollout: str, line: bytes) -> None:
+        if self._file is None:
+            return
+        if not self._recalled:
+            if (stored := next(self._stored, None)) is not None:
+                if readable_line(stored) != line:
+                    problem = f"rollout {rollout} is another one than when the run began"
+                    raise Conflict(f"{self.source}: {problem}; {_AS_BEFORE}")
+                return
+            self._recalled = True
+        self._file.append_line(line)
+
+    def sync(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def fingerprint(self) -> JSON:
-        """Identifies the rows: those of a file as it is stored, other rows as they were read."""
-        if isinstance(self.rows, str | Path):
-            return fingerprint(Path(self.rows))
-        return {"rows": self._drawn, "digest": self._digest.hexdigest()}
+        """Identifies the rows: those of a file as it is stored, other rows as they were read, to the end.
+        Raises `Conflict`: the file has changed since it was first read."""
+        if not isinstance(self.rows, str | Path):
+            if not self.ended:
+                for _ in self._digested(self.rows):
+                    pass
+            return {"rows": self._drawn, "digest": self._digest.hexdigest()}
+        found = fingerprint(Path(self.rows))
+        if self._file_state() != self._state:
+            raise Conflict(f"{self.source} was changed while its rows were read; {_AS_BEFORE}")
+        return found
+
+    def _file_state(self) -> tuple[int, int] | None:
+        """What changes when a file of rows is written; None if there is none."""
+        try:
+            stat = os.stat(self.rows) if isinstance(self.rows, str | Path) else None
+        except OSError:
+            return None
+        return None if stat is None else (stat.st_size, stat.st_mtime_ns)
 
     def _digested(self, rows: Iterable[Any]) -> Iterator[Any]:
         """The caller's rows; their fingerprint is computed on the way."""
         self._digest, self._drawn = hashlib.blake2b(digest_size=16), 0
         for row in rows:
+            content: Any = (row.row or row.problem) if isinstance(row, LocatedRow) else row
             try:
-                content = orjson.dumps(_without_endpoint(row))
+                data = orjson.dumps(_without_endpoint(content))
             except TypeError:
-                content = repr(row).encode("utf-8", "replace")
-            self._digest.update(content)
+                data = repr(content).encode("utf-8", "replace")
+            self._digest.update(data)
             self._drawn += 1
             yield row
 
@@ -386,11 +466,28 @@ class Inputs:
         self._check(row)
 
 
-def stored_groups(path: Path) -> Iterator[list[JSON]]:
-    """The rows of a file that `Inputs.write` wrote, one list for each original row."""
+_AS_BEFORE = "resume with the rows as they were, or write to another file"
+
+
+def stored_groups(path: Path, grown: Callable[[], int | None] = lambda: None) -> Iterator[list[JSON]]:
+    """The rows of a file that `Inputs` wrote, one list for each original row.
+
+    While it grows, ``grown`` tells how many rollouts it has so far, and an empty list says that no more are
+    there yet. ``grown`` tells None when it is complete.
+    """
+    while grown() == 0:
+        yield []
     with open_decompressed(path) as file:
-        for _, group in groupby(map(exact_json, file), key=task_index):
-            yield list(group)
+        records, read = map(exact_json, file), 0
+        while (there := grown()) is not None:
+            yield from _groups(islice(records, there - read))
+            read = there
+            yield []
+        yield from _groups(records)
+
+
+def _groups(records: Iterable[JSON]) -> Iterator[list[JSON]]:
+    return (list(group) for _, group in groupby(records, key=task_index))
 
 
 async def checked_groups(
@@ -404,5 +501,6 @@ async def checked_groups(
     if not isinstance(rows, str | Path):
         return expand(rows, expansion, problem=ignore_problem if skip_invalid else raise_problem)
     inputs = Inputs(rows, expansion, check)
-    await run_in_threads(inputs.write(None, skip_invalid=skip_invalid))
+    await inputs.read()
+    inputs.refuse(skip_invalid=skip_invalid)
     return expand(rows, expansion, problem=ignore_problem, check=inputs.check_row, unique=True)

@@ -296,7 +296,11 @@ class RecordFile:
     def append(self, record: JSON) -> None:
         """Add a record. Raises what `readable_line` does, and `Unavailable` where no space is left: the file
         then ends with the previous record."""
-        data = memoryview(self._codec.encode(readable_line(record, self._spare)))
+        self.append_line(readable_line(record, self._spare))
+
+    def append_line(self, line: bytes) -> None:
+        """Add a record, as `readable_line` makes it."""
+        data = memoryview(self._codec.encode(line))
         written = 0
         try:
             with writing(self.path):

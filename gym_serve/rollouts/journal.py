@@ -60,6 +60,8 @@ class Outputs:
 class Header:
     """The header of a run, ``out_run.json``.
 
+    The parts that take all rows to know are None while rows are read.
+
     Attributes:
         forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, no longer count, because
             failed rollouts were to be retried (``retry_failed``).
@@ -68,12 +70,12 @@ class Header:
 
     run: str
     created: str
-    input: JSON  # `fingerprint` of the rows
     expansion: JSON
     graph: JSON  # the parts of the graph that decide what a rollout is
-    rollouts: int
-    problems: int  # how many rows were skipped because they could not be used
     source: str  # where the rows came from; for people, never compared
+    input: JSON | None = None  # `fingerprint` of the rows
+    rollouts: int | None = None
+    problems: int | None = None  # how many rows were skipped because they could not be used
     forgiven: int = 0
     format: int = _FORMAT
     prices: JSON = field(default_factory=dict)
@@ -105,7 +107,7 @@ class Header:
         with replacing(path) as file:
             file.write(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
 
-    def check(self, path: Path, **now: JSON) -> None:
+    def check(self, path: Path, **now: JSON | None) -> None:
         """Raise a `Conflict` that says which of ``now`` (``input``, ``expansion``, ``graph``) changed since
         the header was written. ``path`` is the main file, for the message."""
         then = {part: getattr(self, part) for part in _COMPARED}
@@ -178,6 +180,7 @@ class Journal:
             raise Conflict(f"{path} belongs to the run in {owner}: write {rollouts.name} under another name")
 
     def begin(self, header: Header) -> None:
+        """Write the header of the run, or what is known of it by now."""
         self.header = replace(header, output=self.outputs.rollouts.name)
         self.header.write(self.outputs.header)
 

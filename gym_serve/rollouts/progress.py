@@ -59,7 +59,9 @@ class Progress:
     """The counts of a collection at one moment.
 
     Attributes:
-        total: rollouts to make.
+        total: rollouts to make, of the rows that have been read.
+        reading: whether there are more rows, so that ``total`` grows.
+        left_out: rows that cannot be used.
         finished: rollouts that are scored or whose last attempt failed.
         scored: rollouts that have a score.
         masked: rollouts that did not fail, but that their environment leaves out of scores.
@@ -86,6 +88,8 @@ class Progress:
     tokens: int = 0
     masked: int = 0
     waiting: Waiting | None = None
+    reading: bool = False
+    left_out: int = 0
 
     @property
     def failed(self) -> int:
@@ -99,8 +103,10 @@ class Progress:
 class Tally:
     """Keeps count."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
+    def __init__(self, total: int = 0) -> None:
+        self.total = total
+        self.reading = False
+        self.left_out = 0
         self._finished = 0
         self._scored = 0
         self._earlier = 0
@@ -128,7 +134,7 @@ class Tally:
         self, running: int = 0, stopping: str | None = None, tokens: int = 0, waiting: Waiting | None = None
     ) -> Progress:
         return Progress(
-            total=self._total,
+            total=self.total,
             finished=self._finished,
             scored=self._scored,
             earlier=self._earlier,
@@ -139,6 +145,8 @@ class Tally:
             tokens=tokens,
             masked=self._masked,
             waiting=waiting,
+            reading=self.reading,
+            left_out=self.left_out,
         )
 
 

@@ -195,6 +195,7 @@ async def stream(
 class RolloutRunner:
     """Runs jobs. Call `advance` and `results` in turn, and `close` in the end.
 
+    ``jobs`` are groups of jobs; an empty one says that no other is there yet.
     ``on_result`` gets the row and the result of every attempt that counts; an exception in it ends the run.
     """
 
@@ -245,6 +246,8 @@ class RolloutRunner:
             if (group := next(self._jobs, None)) is None:
                 self._exhausted = True
                 continue
+            if not group:
+                return True
             self._on_draw(group)
             for job in group:
                 self.scheduler.add(job)

@@ -138,7 +138,8 @@ class EgressProxy:
             raise _Refusal(403, f"HTTP is for port {_HTTP}")
         server = await self._connected(host, _HTTP, h11.CLIENT)
         try:
-            headers = [(b"host", (url.raw_host or "").encode()), *_passed_on(request.headers)]
+            named = f"[{host}]" if ":" in host else host
+            headers = [(b"host", named.encode()), *_passed_on(request.headers)]
             await server.send(h11.Request(method=request.method, target=url.raw_path_qs, headers=headers))
             if client.http.they_are_waiting_for_100_continue:
                 await client.send(h11.InformationalResponse(status_code=100, headers=[]))

@@ -18,12 +18,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
 from gym_serve.observe.logs import admits
-from gym_serve.sandbox.pools import BoxPool
 from gym_serve.servers.clients import Kind
 from gym_serve.servers.transport import Reply
 from gym_serve.types.errors import AuthorError, EndpointMisconfigured, GymError, Unavailable
@@ -71,6 +70,16 @@ class Part(Protocol):
 
     async def stop(self) -> None:
         """Also called if `start` failed."""
+
+
+@runtime_checkable
+class _Boxes(Protocol):
+    """A `BoxPool`, without its module: that takes 30 ms to import, and few servers have boxes."""
+
+    most: int
+
+    @property
+    def counts(self) -> dict[str, int]: ...
 
 
 P = TypeVar("P", bound=Part)
@@ -160,7 +169,7 @@ class Server:
     def boxes(self) -> dict[str, int] | None:
         """Boxes of the server's pools (`BoxPool.counts`), with the ``most`` that there may be; None without
         one."""
-        pools = [part for part in self._parts if isinstance(part, BoxPool)]
+        pools = [part for part in self._parts if isinstance(part, _Boxes)]
         if not pools:
             return None
         counts = [{**pool.counts, "most": pool.most} for pool in pools]

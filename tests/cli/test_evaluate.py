@@ -11,6 +11,7 @@ from support.upstream import ChatEndpoint
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
+from gym_serve.rollouts import collecting
 
 GRADER = "def grade(row, response):\n    return str(row['answer']) in response.output_text\n"
 
@@ -68,6 +69,22 @@ def test_an_interrupted_run_goes_on(folder: Path, endpoint: ChatEndpoint) -> Non
     done = run(*arguments, "--resume", "--json")
     assert done.exit_code == 0, done.output
     assert orjson.loads(done.stdout)["cells"][0]["scored"] == 3
+
+
+def test_a_row_that_is_bad_later_is_told(
+    folder: Path, endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "FIRST", 2)
+    lines = [{"question": "2+2", "answer": 4}, {"question": "1+3", "answer": 4}, {"answer": 5}]
+    (folder / "late.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    options = ("--prompt", "{question}", "--grader", "grader.py:grade", "--model", f"{endpoint.url}#m")
+    done = run("late.jsonl", *options, "-o", "out")
+    assert done.exit_code == 3, done.output
+    assert "left out: late.jsonl:3: " in done.output.replace(f"{folder}/", "")
+    assert "1 rows could not be used, as was found when the run had begun" in done.output
+    results = orjson.loads((folder / "out" / "results.json").read_bytes())
+    assert results["notes"] == ["1 rows cannot be used, and are in no score"]
+    assert results["cells"][0]["scored"] == 2
 
 
 def test_a_column_is_mapped(endpoint: ChatEndpoint) -> None:

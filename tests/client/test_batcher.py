@@ -73,6 +73,15 @@ async def test_ten_thousand_rollouts_with_20_forced_disconnects() -> None:
     assert count <= Doer.ran.total() < count * 1.2  # what was on its way when a connection broke ran again
 
 
+async def test_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as running:
+        proxy = CuttingProxy(urlsplit(running.url).port or 0, cuts=0, seed=0, most=1)
+        monkeypatch.setenv("http_proxy", await proxy.start())
+        async with connected("http://192.0.2.1") as gym:
+            assert await collect(gym, 10) == dict.fromkeys(range(10), 1)
+        await proxy.stop()
+
+
 async def test_few_requests_carry_many_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: Counter[str] = Counter()
     lines = remote_agent.Batcher._lines

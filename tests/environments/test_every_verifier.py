@@ -37,7 +37,7 @@ from gym_serve.types.errors import GraphError
 
 JSON = dict[str, Any]
 
-FOREIGN = {"graded", "lm_eval", "nemo_gym", "openenv", "verifiers"}
+FOREIGN = {"graded", "inspect", "lm_eval", "nemo_gym", "openenv", "verifiers"}
 """Hosts of verifiers that are none of ours: other libraries', and a function of a user."""
 
 LOOP_SECONDS = 0.5

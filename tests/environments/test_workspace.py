@@ -610,6 +610,11 @@ RIGHT = "printf 'def add(a, b):\\n    return a + b\\n' > calc.py"
 EMPTY = "printf 'def test_zero(): pass\\ndef test_sum(): pass\\n' > tests/test_calc.py"
 
 
+SKIPS = "import pytest\\ndef add(a, b):\\n    pytest.skip()\\n"
+SKIPS_ALL = "import pytest\\npytest.skip(allow_module_level=True)\\n"
+FORGES = "def pytest_runtest_makereport(item, call): call.excinfo = None\\n"
+
+
 @needs_bubblewrap
 async def test_rows_of_swe_bench(swe_bench: Path) -> None:
     (row,) = SweBenchRows().rows(swe_bench)
@@ -623,6 +628,11 @@ async def test_rows_of_swe_bench(swe_bench: Path) -> None:
         (f"{RIGHT}; rm -r tests", 1.0),
         (f"{RIGHT}; rm -r tests; touch tests", 0.0),
         ("printf 'def add(a, b):\\n    return 5\\n' > calc.py", 0.0),  # what passed must pass
+        (f"printf '{SKIPS}' > calc.py", 0.0),
+        (f"printf '{SKIPS.replace('skip', 'xfail')}' > calc.py", 0.0),
+        (f"printf '{SKIPS_ALL}' > calc.py", 0.0),
+        ("printf 'import os\\nos._exit(0)\\n' > calc.py", 0.0),
+        (f"printf '{FORGES}' | tee conftest.py > tests/conftest.py", 0.0),
     ):
         await bench.call("seed_session", row)
         await bench.tool("bash", command=command)

@@ -50,9 +50,11 @@ if kind in ("driver", "group"):
 else:
     import time
     import ray
+    from gym_serve.cluster.starting import try_twice
 
     options = {"object_store_memory": 80_000_000, "include_dashboard": False, "log_to_driver": False}
-    ray.init(num_cpus=1, _temp_dir=folder, **options)
+    start = lambda: ray.init(num_cpus=1, _temp_dir=folder, **options)
+    try_twice("Ray", start, ray.shutdown, lambda error: True)
     owner = ray.remote(Owner).remote()
     print(ray.get(owner.hold.remote()), flush=True)
     time.sleep(3600)
@@ -71,12 +73,13 @@ import asyncio, sys, threading, time
 import psutil
 import ray
 from gym_serve import Gym
-from gym_serve.cluster.starting import free_port
+from gym_serve.cluster.starting import free_port, try_twice
 from ray import serve
 
 mark, folder, kind = sys.argv[1:]
 options = dict(object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False)
-ray.init(num_cpus=8, _temp_dir=folder, **options)
+start = lambda: ray.init(num_cpus=8, _temp_dir=folder, **options)
+try_twice("Ray", start, ray.shutdown, lambda error: True)  # which a machine under load keeps from starting
 row = dict(
     responses_create_params=dict(input="Sleep."),
     test_command="true",

@@ -66,7 +66,7 @@ RUN_ELSEWHERE = {
     "gym-serve import-nemo-gym venv": "the same",
     'python -c "import json': "the same",
     "ls -d": "by hand: docs/comparison.md says when",
-    "gym-serve list agent": "the same",
+    "gym-serve list": "the same",
     "pip download": "the same",
     "python -m zipfile": "the same",
     "gym-serve play mcqa --model local": "tests/cli/test_local_model.py, with a package of its own",

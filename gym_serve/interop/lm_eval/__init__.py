@@ -13,16 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt
-
+from gym_serve.interop.scored_by_worker import Scorer, ScorerConfig
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
-from gym_serve.workers import WorkerPool, WorkFailed
-
-_WORK = Path(__file__).with_name("worker.py")
-_WORKER_MEMORY = 6 << 30  # address space; lm-eval brings NumPy, pandas and pyarrow
 
 
 class LmEvalRow(VerifyRequest):
@@ -42,39 +37,23 @@ class LmEval(ResourcesServer):
     restorable: ClassVar[bool] = True  # there is no state
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
-    class Config(ResourcesServer.Config):
+    class Config(ScorerConfig):
         include_path: str | None = None
         """Folder of task files beside those that lm-eval has."""
         metric: str | None = None
         """The metric that is the reward, as lm-eval's tables name it, e.g.
         ``exact_match,flexible-extract``."""
-        cpu_seconds: PositiveFloat = 30.0
-        """CPU time that scoring one answer may take; one that takes longer scores 0."""
-        num_workers: PositiveInt = 1
-        """Processes that score, each using up to one core and 500 MB; read at the start only."""
 
     config: Config
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        pool = WorkerPool("lm-eval", _WORK, self.config.num_workers, memory_bytes=_WORKER_MEMORY)
-        self._pool = self.manage(pool)
+        self._scorer = Scorer("lm_eval", Path(__file__).with_name("worker.py"), self.config)
+        self.manage(self._scorer.pool)
 
     async def verify(self, request: LmEvalRow) -> Verdict:
-        work = [request.lm_eval_task, self.config.include_path, request.doc, request.response.output_text]
-        try:
-            scored = await self._pool.run(work, cpu_seconds=self.config.cpu_seconds)
-        except WorkFailed as failure:
-            return Verdict(reward=0.0, reason=str(failure))
-        if scored["invalid"] is not None:
-            raise InvalidRequest(scored["invalid"])
-        metrics: dict[str, float] = scored["metrics"]
-        name = self.config.metric or next(iter(metrics))
-        if name not in metrics:
-            raise InvalidRequest(
-                f"{request.lm_eval_task} has no metric {name!r}; it has {', '.join(metrics)}"
-            )
-        return Verdict.model_validate({"reward": metrics[name], "lm_eval": metrics})
+        task, text = request.lm_eval_task, request.response.output_text
+        return await self._scorer.verdict(task, [task, self.config.include_path, request.doc, text])
 
 
 def lm_eval_benchmark(name: str, **settings: Any) -> JSON:
