@@ -33,16 +33,18 @@ def _system_python() -> tuple[int, ...]:
 
 needs_new_python = pytest.mark.skipif(_system_python() < (3, 12), reason="OpenHands needs Python 3.12")
 
-# By agent: the call of its own tool, and what the model says in the end.
-CALLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
+# By agent: its own tool, the call of it, and what the model says in the end.
+COMMAND = "sort names.txt > sorted.txt; cat sorted.txt"
+CALLS: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     "mini_swe_agent": (
         "bash",
-        "command",
+        {"command": COMMAND},
         [called("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}, "call_2")],
     ),
-    "claude_code": ("Bash", "command", said("Done.")),
-    "codex": ("exec_command", "cmd", said("Done.")),
-    "openhands": ("terminal", "command", [called("finish", {"message": "Done."}, "call_2")]),
+    "claude_code": ("Bash", {"command": COMMAND}, said("Done.")),
+    "codex": ("exec_command", {"cmd": COMMAND}, said("Done.")),
+    "openhands": ("terminal", {"command": COMMAND}, [called("finish", {"message": "Done."}, "call_2")]),
+    "qwen_code": ("run_shell_command", {"command": COMMAND, "is_background": False}, said("Done.")),
 }
 
 
@@ -50,13 +52,13 @@ CALLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "agent",
     [
         "mini_swe_agent",
-        *(pytest.param(name, marks=needs_npm) for name in ("claude_code", "codex")),
+        *(pytest.param(name, marks=needs_npm) for name in ("claude_code", "codex", "qwen_code")),
         pytest.param("openhands", marks=needs_new_python),
     ],
 )
 def test_a_coding_agent_in_a_box(agent: str) -> None:
-    tool, argument, last = CALLS[agent]
-    script = [[called(tool, {argument: "sort names.txt > sorted.txt; cat sorted.txt"})], last]
+    tool, arguments, last = CALLS[agent]
+    script = [[called(tool, arguments)], last]
     row = {
         "responses_create_params": {"input": "Sort names.txt into sorted.txt."},
         "files": {"names.txt": "Cleo\nAda\n"},
