@@ -423,6 +423,7 @@ class Inputs:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self._steps.close()
         if self._file is not None:
             self._file.close()
 
