@@ -57,6 +57,15 @@ async def test_a_pod_is_a_box(there: Cluster, provider: SandboxProvider) -> None
         await box.exec("true", timeout=LONG)
 
 
+async def test_the_limits_of_the_first_process_are_its_own(there: Cluster, provider: SandboxProvider) -> None:
+    box = await provider.create(SPEC)
+    limit = "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))"
+    command = ["setpriv", "--bounding-set=-sys_resource", "python3", "-c", limit]  # as in a container
+    done = await box.exec(command, timeout=LONG)
+    assert b"PermissionError" in done.stderr
+    await box.close()
+
+
 async def test_what_a_pod_may_use(there: Cluster, provider: SandboxProvider) -> None:
     boxes = [
         await provider.create(
