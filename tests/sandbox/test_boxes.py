@@ -252,7 +252,7 @@ REACH = {
     "mounts": "mount -t tmpfs a /mnt 2>/dev/null && echo mounted; umount /proc/sys 2>/dev/null && echo gone",
     "new namespaces": "unshare -U true 2>/dev/null && echo users; unshare -m true 2>/dev/null && echo mounts",
     "the first process's end": "kill -9 1; kill -INT 1; kill -SEGV 1; kill -PIPE 1; sleep 0.2",
-    "the first process's limits": "for limit in cpu as nofile; do prlimit --pid 1 --$limit=0:0 2>&- && echo set; done",
+    "the first process's limits": "for i in cpu as nofile; do prlimit -p 1 --$i=0:0 2>&- && echo set; done",
     "the clock": "date -s 2001-01-01 >/dev/null 2>&1 && echo set",
 }
 
