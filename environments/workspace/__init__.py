@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, TypeAdapter
 
@@ -81,6 +81,13 @@ class WorkspaceVerdict(Verdict):
     test_output: str = ""  # the end of what they wrote
 
 
+class _Left(NamedTuple):
+    """What an agent left: a folder as an archive, or a file, which has a mode."""
+
+    data: bytes
+    mode: int | None = None
+
+
 class HarnessRun(BaseModel):
     """A program to run in the box of a session, and the model that it may ask."""
 
@@ -144,7 +151,7 @@ class Workspace(ResourcesServer):
             self.box: Sandbox | None = None
             self.spec = SandboxSpec()
             self.oracle = False
-            self.left: dict[str, bytes] | None = None  # archives of its folders, once the agent has ended
+            self.left: dict[str, _Left] | None = None  # by path, once the agent has ended
             self.done: list[WorkspaceVerdict] = []  # of its steps, those that were tested
             self.count = 0  # of the steps that its reward is of
             self.lock = asyncio.Lock()
@@ -373,7 +380,7 @@ class Workspace(ResourcesServer):
                 await self.close(session)
         return await self._judged(task, session.spec, session.left)
 
-    async def _judged(self, task: Task, spec: SandboxSpec, files: dict[str, bytes]) -> WorkspaceVerdict:
+    async def _judged(self, task: Task, spec: SandboxSpec, files: dict[str, _Left]) -> WorkspaceVerdict:
         verdict = await self._tested(task, spec, files, *task.tests)
         if verdict.reward > 0 and task.must_fail is not None:
             forged = await self._tested(task, spec, files, *task.tests, task.must_fail)
@@ -407,24 +414,24 @@ class Workspace(ResourcesServer):
             raise InvalidRequest("a step is one of a session")
         return await self.in_session(session, advance)
 
-    async def _taken(self, task: Task, session: Session) -> dict[str, bytes]:
+    async def _taken(self, task: Task, session: Session) -> dict[str, _Left]:
         paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
         return await self._left(_box_of(session), paths)
 
-    async def _left(self, box: Sandbox, paths: list[str]) -> dict[str, bytes]:
+    async def _left(self, box: Sandbox, paths: list[str]) -> dict[str, _Left]:
         limit = self.config.max_carried_mb << 20
-        left: dict[str, bytes] = {}
+        left: dict[str, _Left] = {}
         for path in paths:
             try:
-                left[path] = await box.get(path, limit=limit - sum(map(len, left.values())))
+                left[path] = await _left_at(box, path, limit - sum(len(each.data) for each in left.values()))
             except SandboxRefused:
-                there = await box.exec(["test", "-d", path], timeout=60, cwd="/", user=0)
-                if there.ok or path == paths[0]:
+                there = await box.exec(["test", "-e", path], timeout=60, cwd="/", user=0)
+                if there.ok or there.ended != "exit" or path == paths[0]:
                     raise
         return left
 
     async def _tested(
-        self, task: Task, spec: SandboxSpec, files: dict[str, bytes], *tests: bytes
+        self, task: Task, spec: SandboxSpec, files: dict[str, _Left], *tests: bytes
     ) -> WorkspaceVerdict:
         if task.test_spec is not None:
             own = self._of_image(task.test_spec)
@@ -433,8 +440,11 @@ class Workspace(ResourcesServer):
         try:
             try:
                 original = await self._of_image_only(box, spec, task)
-                for path, archive in files.items():
-                    await box.put(path, archive, clear=True)
+                for path, each in files.items():
+                    if each.mode is None:
+                        await box.put(path, each.data, clear=True)
+                    else:
+                        await box.write(path, each.data, mode=each.mode)
                 if task.restored:
                     await box.exec(["rm", "-rf", "--", *task.restored], timeout=60, user=0)
                     await box.put(spec.workdir, original)
@@ -487,6 +497,17 @@ class Workspace(ResourcesServer):
             reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
             return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **details)
         return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **details)
+
+
+async def _left_at(box: Sandbox, path: str, limit: int) -> _Left:
+    """What is at a path of an agent's box. Raises SandboxRefused: nothing, or too much."""
+    is_file = await box.exec(["test", "-f", path], timeout=60, cwd="/", user=0)
+    if is_file.ended != "exit":
+        raise SandboxRefused(f"cannot look at {path}: what looks was killed: {is_file.ended}")
+    if not is_file.ok:
+        return _Left(await box.get(path, limit=limit))
+    mode = await box.exec(["test", "-x", path], timeout=60, cwd="/", user=0)
+    return _Left(await box.read(path, limit=limit), 0o755 if mode.ok else 0o644)
 
 
 @contextmanager

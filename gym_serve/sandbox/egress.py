@@ -232,27 +232,33 @@ def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 
 
 async def _hello(client: _Side, host: str) -> bytes | None:
-    """The first bytes of a tunnel, if a client of TLS asks for this host there; else None."""
-    begun: bytes = client.http.trailing_data[0]
-    while len(begun) <= _MOST_BEGUN:
-        try:
-            return begun if _asks_for(begun, host) else None
-        except EOFError:
-            if not (chunk := await client.reader.read(_CHUNK)):
-                return None
-            begun += chunk
-    return None
+    """The first bytes of a tunnel, if a client of TLS asks for this host there; else None. Each byte is read
+    once, in however many parts it comes."""
+    begun, message, at = bytearray(client.http.trailing_data[0]), bytearray(), 0
 
+    async def has(size: int) -> bool:
+        while len(begun) < size <= _MOST_BEGUN and (chunk := await client.reader.read(_CHUNK)):
+            begun.extend(chunk)
+        return len(begun) >= size
 
-def _asks_for(begun: bytes, host: str) -> bool:
-    """Whether the first message of TLS (RFC 8446, 4.1.2) names a host, or none if that is an address (RFC
-    6066, 3). Raises EOFError: the message is longer."""
-    message, at = b"", 0
     while len(message) < 4 or len(message) < 4 + int.from_bytes(message[1:4], "big"):
-        if begun[at : at + 1] not in (b"", b"\x16") or message[:1] not in (b"", b"\1"):
-            return False  # no handshake, or one that a client does not begin with
-        fragment, at = _field(begun, at + 3, 2)
-        message += fragment
+        if not await has(at + 1) or begun[at] != 0x16 or not await has(at + 5):
+            return None  # no handshake
+        start, at = at + 5, at + 5 + int.from_bytes(begun[at + 3 : at + 5], "big")
+        if not await has(at):
+            return None
+        message += begun[start:at]
+        if message[:1] not in (b"", b"\1"):
+            return None  # a client does not begin with it
+    try:
+        return bytes(begun) if _asks_for(bytes(message), host) else None
+    except EOFError:
+        return None
+
+
+def _asks_for(message: bytes, host: str) -> bool:
+    """Whether the first message of TLS (RFC 8446, 4.1.2) names a host, or none if that is an address (RFC
+    6066, 3). Raises EOFError: a field is longer than what it is in."""
     hello, _ = _field(message, 1, 3)
     at = 34  # version, random
     for size in (1, 2, 1):  # session, ciphers, compressions

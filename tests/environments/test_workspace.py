@@ -382,6 +382,36 @@ def test_a_configuration_that_is_refused(tmp_path: Path, config: str, reason: st
         task_of(WorkspaceRow(task=str(tmp_path)))
 
 
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("command", "reward", "reason"),
+    [
+        (
+            "mkdir /out; echo 42 > /out/answer; printf '#!/bin/sh\necho 43\n' > /tool; chmod +x /tool",
+            2.0,
+            None,
+        ),
+        ("mkdir /out; echo 42 > /out/answer", 1.0, None),
+        ("mkdir /out; truncate -s 65M /out/answer", 0.0, "cannot be taken over: /out/answer has more"),
+    ],
+)
+async def test_files_that_are_artifacts(
+    bench: Bench, tmp_path: Path, command: str, reward: float, reason: str | None
+) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    config = 'artifacts = ["/out/answer", "/tool"]\n[verifier]\nenvironment_mode = "separate"\n'
+    (tmp_path / "task" / "task.toml").write_text(config)
+    (tmp_path / "task" / "tests" / "test.sh").write_text(
+        "#!/bin/sh\n(cat /out/answer; /tool) 2>/dev/null | grep -c '^4[23]$' > /logs/verifier/reward.txt\n"
+    )
+    row = {"task": str(tmp_path / "task")}
+    await bench.call("seed_session", row)
+    await bench.tool("bash", command=command)
+    verdict = await bench.verify(row, [])
+    assert verdict["reward"] == reward, verdict
+    assert reason is None or reason in verdict["reason"]
+
+
 COUNT = 'cd /; echo >> tried; test "$(wc -l < tried)" -gt 2 && test ! -e /app/agent && touch ready'
 
 

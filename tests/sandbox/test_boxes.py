@@ -252,6 +252,7 @@ REACH = {
     "mounts": "mount -t tmpfs a /mnt 2>/dev/null && echo mounted; umount /proc/sys 2>/dev/null && echo gone",
     "new namespaces": "unshare -U true 2>/dev/null && echo users; unshare -m true 2>/dev/null && echo mounts",
     "the first process's end": "kill -9 1; kill -INT 1; kill -SEGV 1; kill -PIPE 1; sleep 0.2",
+    "the first process's limits": "for i in cpu as nofile; do prlimit -p 1 --$i=0:0 2>&- && echo set; done",
     "the clock": "date -s 2001-01-01 >/dev/null 2>&1 && echo set",
 }
 
@@ -440,6 +441,24 @@ async def test_a_box_whose_first_process_is_killed(create: Create) -> None:
         await waiting
 
 
+STOPPER = """
+import os, signal
+while True:
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError:
+        pass
+"""
+
+
+async def test_a_command_that_is_stopped_before_it_is_executed(create: Create) -> None:
+    box = await create()
+    await box.write("/stopper.py", STOPPER.encode())
+    await box.exec("setsid python3 /stopper.py >/dev/null 2>&1 & sleep 0.5", timeout=1.0)
+    for _ in range(20):
+        await asyncio.wait_for(box.exec(["true"], timeout=0.05), LONG)
+
+
 async def test_boxes_share_nothing_that_they_write(create: Create) -> None:
     first, second = await create(), await create()
     places = "for place in /dev/shm /tmp /app /etc /usr /var/lib/dpkg; do"
@@ -620,8 +639,10 @@ def test_what_a_start_left_is_ended_by_the_next_owner(tmp_path: Path) -> None:
 
 
 ORDINARY = """
-import asyncio
+import asyncio, resource
+import psutil
 from gym_serve.sandbox import SandboxRefused, SandboxSpec, find_provider
+from gym_serve.types.errors import SessionLost, Unavailable
 
 async def main():
     box = await find_provider("bubblewrap").create(SandboxSpec(workdir="/app"))
@@ -638,7 +659,34 @@ async def main():
         assert "the server must be root" in str(error), error
     await box.close()
 
+async def no_room():
+    provider = find_provider("bubblewrap")
+    await (await provider.create(SandboxSpec())).close()
+    template = psutil.Process().children(recursive=True)
+    box = await provider.create(SandboxSpec())
+    limit(template, 0)
+    try:
+        raise AssertionError(await provider.create(SandboxSpec()))
+    except Unavailable as error:
+        assert "does not start" in str(error), error
+    assert (await box.exec("true", timeout=30)).ok
+    limit(template, -1)
+    other = await provider.create(SandboxSpec())
+    limit(psutil.Process().children(recursive=True), 0)
+    try:
+        raise AssertionError(await box.exec("true", timeout=30))
+    except SessionLost as error:  # nothing of the box is to blame
+        assert "its first process ended" in str(error), error
+    await other.close()
+    await box.close()
+
+def limit(processes, most):
+    for process in processes:
+        hard = resource.prlimit(process.pid, resource.RLIMIT_NPROC)[1]
+        resource.prlimit(process.pid, resource.RLIMIT_NPROC, (hard if most < 0 else most, hard))
+
 asyncio.run(main())
+asyncio.run(no_room())
 """
 
 

@@ -292,6 +292,24 @@ async def test_the_first_message_may_come_with_the_request_and_in_parts(
     assert answer.partition(b"\r\n\r\n")[2][:1] == b"\x16", answer  # the host's first message
 
 
+async def test_a_first_message_is_read_once_in_however_many_parts(
+    internet: Internet, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal fields
+        fields += 1
+        return field(*arguments)
+
+    field = egress._field
+    monkeypatch.setattr(egress, "_field", counted)
+    head = f"CONNECT named.test:{internet.ports[1]} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+    records = b"\x16\x03\x01\0\0" * 20  # which are empty
+    await sent(proxy, head, *[records] * 50, end=True)
+    assert fields <= 1000
+
+
 async def test_what_is_checked_is_what_is_connected_to(
     internet: Internet, proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

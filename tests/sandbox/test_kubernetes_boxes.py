@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -55,6 +56,16 @@ async def test_a_pod_is_a_box(there: Cluster, provider: SandboxProvider) -> None
     await asyncio.wait_for(process.wait(), LONG)
     with pytest.raises(SessionLost):
         await box.exec("true", timeout=LONG)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's namespace has one group")
+async def test_the_limits_of_the_first_process_are_its_own(there: Cluster, provider: SandboxProvider) -> None:
+    box = await provider.create(SPEC)
+    limit = "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))"
+    rights = [f"--{kind}=-sys_resource" for kind in ("bounding-set", "inh-caps", "ambient-caps")]
+    done = await box.exec(["setpriv", *rights, "python3", "-c", limit], timeout=LONG)  # as in a container
+    assert b"PermissionError" in done.stderr
+    await box.close()
 
 
 async def test_what_a_pod_may_use(there: Cluster, provider: SandboxProvider) -> None:

@@ -105,7 +105,9 @@ class Cluster:
             word for name in ("bin", "lib", "lib64") for word in ("--symlink", f"usr/{name}", f"/{name}")
         ]
         self.processes[name] = await asyncio.create_subprocess_exec(
-            *("bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--cap-add", "ALL", "--clearenv"),
+            # All but those of users: a pod's are the machine's.
+            *("bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+            *("--as-pid-1", "--die-with-parent", "--cap-add", "ALL", "--clearenv"),
             *("--ro-bind", "/usr", "/usr", *image.get(container["image"], ()), "--ro-bind", "/etc", "/etc"),
             *(*links, "--dir", "/app", "--dir", "/tmp", "--proc", "/proc", "--dev", "/dev"),
             *("--setenv", "PATH", "/usr/bin:/bin", *variables),

@@ -152,12 +152,14 @@ def filter_program(machine: str, process: int) -> bytes:
 
 
 def box_filter(machine: str) -> bytes:
-    """The filter for the commands of a box: no new namespaces, no mounts, and nothing of the machine's."""
+    """The filter for the commands of a box: no new namespaces, no mounts, and nothing of the machine's. The
+    limits of the first process are not theirs: one of processor time would end it."""
     numbers = MACHINES[machine]
     refused = {**_EVERYWHERE, **numbers.refused}
     return _packed(
         [
             *_before(numbers, _CLONE_NAMESPACES, met=_EPERM, otherwise=_ALLOW),
+            *_by_argument(numbers.prlimit, 0, (1,), met=_EPERM, otherwise=_ALLOW),
             *_by_argument(numbers.ioctl, 1, (_TYPES_INTO_TERMINAL,), met=_EPERM, otherwise=_ALLOW),
             *_refused(number for name, number in refused.items() if name not in _NOT_IN_BOXES),
         ]

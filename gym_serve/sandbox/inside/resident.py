@@ -56,6 +56,8 @@ _BACKLOG = 128
 _FILE = struct.Struct("=i")
 _SET_FLAGS, _IS_UP = 0x8914, 0x41  # SIOCSIFFLAGS; IFF_UP and IFF_RUNNING
 _CHUNK = 1 << 16
+_ANOTHER_GROUP = 1
+_MOST_REASON = 1 << 9  # bytes of what says why a command does not start
 _MOST_USERS = 1 << 20  # bytes of /etc/passwd that are read
 _FIRST_PID_LIMIT = (6, 14)  # since then each namespace has its own; before, it is the machine's
 
@@ -105,7 +107,11 @@ def _copied() -> bool:
         if not data:
             return False
         files = [number for (number,) in _FILE.iter_unpack(control[0][2])]
-        if os.fork() == 0:
+        try:
+            process = os.fork()
+        except OSError:  # the machine has no room for one more: there is no copy, and the others go on
+            process = -1
+        if process == 0:
             way_in.detach()
             for number, file in enumerate(files):
                 os.dup2(file, number)
@@ -248,6 +254,11 @@ def _enter_container(config: dict[str, Any]) -> None:
     for folder in (config["workdir"], *config["made"]):
         os.makedirs(folder, exist_ok=True)
     config["env"] = {**os.environ, **config["env"]}
+    try:  # noqa: SIM105 - see `_signal_to`
+        # The kernel lets a process with all ids of another one set its limits: no command has these two.
+        os.setresgid(-1, -1, _ANOTHER_GROUP)
+    except OSError:
+        pass  # not root
     _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -306,6 +317,7 @@ class Command:
         self.stdin = request["stdin"]
         self.outputs = {"out": Output(request["limit"]), "err": Output(request["limit"])}
         self.most = 64 * request["limit"]
+        self.report = -1  # the end of a pipe: why it was not executed, or nothing
         self.ended = EXITED
         self.answered = False
 
@@ -373,13 +385,8 @@ class Box:
             if not process:
                 for end in ours:
                     os.close(end)
-        failure = _all(ours[3])  # ends when it executes
-        os.close(ours[3])
-        if failure:
-            for end in ours[:3]:
-                os.close(end)
-            os.waitpid(process, 0)
-            raise OSError(failure.decode("utf-8", "replace"))
+        # Read when it has ended: until it executes, others of the box may stop it.
+        command.report = ours[3]
         self._running[process] = command
         for name, end in zip(("in", "out", "err"), ours):  # noqa: B905 - three of four
             os.set_blocking(end, False)
@@ -394,10 +401,10 @@ class Box:
             try:
                 return os.fork()
             except BlockingIOError:  # the box has as many processes as it may: a fork bomb, mostly
-                os.kill(-1, _signal.SIGKILL)
+                _signal_to(-1, _signal.SIGKILL)
                 time.sleep(0.01)
                 self._reap()
-        return os.fork()
+        sys.exit()  # it has no process left, so it is not the box that has too many: the machine fails it
 
     def _move(self, file: int, command: Command, name: str) -> None:
         if name == "end":
@@ -445,7 +452,12 @@ class Box:
                     self._move(file, command, name)
             elif owner is command and name == "in":
                 self._close(file)
-        _send(command.id, command.ended, status, *(output.text() for output in command.outputs.values()))
+        failure = os.read(command.report, _MOST_REASON)
+        os.close(command.report)
+        if failure:
+            _send(command.id, NOT_STARTED, 1, b"", failure)
+        else:
+            _send(command.id, command.ended, status, *(output.text() for output in command.outputs.values()))
         command.answered = True
 
     def _watch(self) -> None:
@@ -454,6 +466,7 @@ class Box:
             if command.until <= now and command.ended == EXITED:
                 command.ended = OUT_OF_TIME
                 _kill_session(process)
+                _signal_to(process, _signal.SIGKILL)  # it may have been stopped before it had a session
         if now - self._looked < _LOOK_SECONDS or not self._alive():
             return
         self._looked = now
@@ -502,7 +515,8 @@ def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> No
             _filter(config["filter"])
         _execute(request["argv"], environment)
     except BaseException as error:
-        os.write(report, (str(error) or type(error).__name__).encode("utf-8", "replace"))
+        reason = (str(error) or type(error).__name__).encode("utf-8", "replace")
+        os.write(report, reason[-_MOST_REASON:])
         os._exit(127)
 
 
@@ -678,13 +692,6 @@ def _exactly(file: int, size: int) -> bytes | None:
         parts.append(chunk)
         size -= len(chunk)
     return b"".join(parts)
-
-
-def _all(file: int) -> bytes:
-    text = b""
-    while chunk := os.read(file, _CHUNK):
-        text += chunk
-    return text
 
 
 def _write(file: int, data: bytes) -> None:
