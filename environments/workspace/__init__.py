@@ -60,6 +60,7 @@ trap '_keep > {_STATE} 2>/dev/null' EXIT
 eval "$1"
 """
 _SETUP_SECONDS = 600.0
+_SHARE = 0.8  # of the time that is left for a step, after its tests, that the next one may take to be set up
 _ANSWERS = ("reward.json", "reward.txt")
 _HARNESS_OUTPUT = 1 << 16
 _ANSWER_SECONDS = 2.0  # for the answer on a program that was killed at its time limit
@@ -404,7 +405,7 @@ class Workspace(ResourcesServer):
             rewards = verdict.rewards or {"reward": verdict.reward}
             if any(rewards.get(name, -math.inf) < least for name, least in step.least.items()):
                 session.count = len(session.done)
-            elif rest and await _begin(box, session.spec, rest[0]) is None:
+            elif rest and await _begin_in_time(box, session.spec, rest[0]) is None:
                 return Reply.of({"instruction": rest[0].instruction})
             await self.close(session)
             return Reply.of({"instruction": None})
@@ -549,6 +550,15 @@ async def _begin(box: Sandbox, spec: SandboxSpec, step: Step) -> str | None:
         return None if step.health is None else await step.health.problem(box)
     except SandboxRefused as error:
         return str(error)
+
+
+async def _begin_in_time(box: Sandbox, spec: SandboxSpec, step: Step) -> str | None:
+    """`_begin` in the box of an agent, who could make it endless, and so choose a failure."""
+    left = current().timeout()
+    try:
+        return await asyncio.wait_for(_begin(box, spec, step), None if left is None else _SHARE * left)
+    except asyncio.TimeoutError:
+        return "it was not set up in time"
 
 
 def _verdict_of_steps(task: Task, session: Workspace.Session) -> WorkspaceVerdict:

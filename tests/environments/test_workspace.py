@@ -568,6 +568,16 @@ async def test_a_task_of_steps(
 
 
 @needs_bubblewrap
+async def test_an_agent_cannot_make_the_next_step_endless(steps: Path) -> None:
+    (row,) = HarborRows().rows(steps)
+    endless = "touch one; printf '#!/bin/sh\\nexec sleep 1000\\n' > /usr/bin/touch"
+    overrides = {**says(endless, None, None), "agents.workspace_agent.verify_timeout": 10.0}
+    with Gym.from_graph("workspace", ray=False, overrides=overrides) as gym:
+        [rollout] = [rollout async for rollout in gym.rollouts([row], agent="workspace_agent")]
+    assert rollout["reward"] == 0.5, rollout
+
+
+@needs_bubblewrap
 async def test_steps_that_were_not_reached_are_zeros(bench: Bench, steps: Path) -> None:
     row = {"task": str(steps)}
     await bench.call("seed_session", row)
