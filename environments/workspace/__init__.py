@@ -59,6 +59,7 @@ _keep() {{
 trap '_keep > {_STATE} 2>/dev/null' EXIT
 eval "$1"
 """
+_TAKE_SECONDS = 40.0  # for what an agent left: its processes may delay each look at it
 _SETUP_SECONDS = 600.0
 _SHARE = 0.8  # of the time that is left for a step, after its tests, that the next one may take to be set up
 _ANSWERS = ("reward.json", "reward.txt")
@@ -417,7 +418,10 @@ class Workspace(ResourcesServer):
 
     async def _taken(self, task: Task, session: Session) -> dict[str, _Left]:
         paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
-        return await self._left(_box_of(session), paths)
+        try:
+            return await asyncio.wait_for(self._left(_box_of(session), paths), _TAKE_SECONDS)
+        except asyncio.TimeoutError:
+            raise SandboxRefused(f"it took more than {_TAKE_SECONDS:g} s") from None
 
     async def _left(self, box: Sandbox, paths: list[str]) -> dict[str, _Left]:
         limit = self.config.max_carried_mb << 20
