@@ -59,7 +59,9 @@ _keep() {{
 trap '_keep > {_STATE} 2>/dev/null' EXIT
 eval "$1"
 """
+_TAKE_SECONDS = 40.0  # for what an agent left: its processes may delay each look at it
 _SETUP_SECONDS = 600.0
+_SHARE = 0.8  # of the time that is left for a step, after its tests, that the next one may take to be set up
 _ANSWERS = ("reward.json", "reward.txt")
 _HARNESS_OUTPUT = 1 << 16
 _ANSWER_SECONDS = 2.0  # for the answer on a program that was killed at its time limit
@@ -404,7 +406,7 @@ class Workspace(ResourcesServer):
             rewards = verdict.rewards or {"reward": verdict.reward}
             if any(rewards.get(name, -math.inf) < least for name, least in step.least.items()):
                 session.count = len(session.done)
-            elif rest and await _begin(box, session.spec, rest[0]) is None:
+            elif rest and await _begin_in_time(box, session.spec, rest[0]) is None:
                 return Reply.of({"instruction": rest[0].instruction})
             await self.close(session)
             return Reply.of({"instruction": None})
@@ -416,7 +418,10 @@ class Workspace(ResourcesServer):
 
     async def _taken(self, task: Task, session: Session) -> dict[str, _Left]:
         paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
-        return await self._left(_box_of(session), paths)
+        try:
+            return await asyncio.wait_for(self._left(_box_of(session), paths), _TAKE_SECONDS)
+        except asyncio.TimeoutError:
+            raise SandboxRefused(f"it took more than {_TAKE_SECONDS:g} s") from None
 
     async def _left(self, box: Sandbox, paths: list[str]) -> dict[str, _Left]:
         limit = self.config.max_carried_mb << 20
@@ -549,6 +554,15 @@ async def _begin(box: Sandbox, spec: SandboxSpec, step: Step) -> str | None:
         return None if step.health is None else await step.health.problem(box)
     except SandboxRefused as error:
         return str(error)
+
+
+async def _begin_in_time(box: Sandbox, spec: SandboxSpec, step: Step) -> str | None:
+    """`_begin` in the box of an agent, who could make it endless, and so choose a failure."""
+    left = current().timeout()
+    try:
+        return await asyncio.wait_for(_begin(box, spec, step), None if left is None else _SHARE * left)
+    except asyncio.TimeoutError:
+        return "it was not set up in time"
 
 
 def _verdict_of_steps(task: Task, session: Workspace.Session) -> WorkspaceVerdict:

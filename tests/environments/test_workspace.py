@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -18,6 +20,7 @@ from support.waiting import until
 from gym_serve import Gym
 from gym_serve.cli.options import resolve_file
 from gym_serve.cluster.deploy import deployed_options
+from gym_serve.environments import workspace
 from gym_serve.environments.workspace import Workspace, images
 from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import _settings, instructions
@@ -565,6 +568,33 @@ async def test_a_task_of_steps(
     assert rollout["reward"] == reward, rollout
     users = [item for item in rollout["response"]["output"] if item.get("role") == "user"]
     assert [item["content"] for item in users] == instructions
+
+
+@needs_bubblewrap
+async def test_an_agent_cannot_make_the_next_step_endless(steps: Path) -> None:
+    (row,) = HarborRows().rows(steps)
+    endless = "touch one; printf '#!/bin/sh\\nexec sleep 1000\\n' > /usr/bin/touch"
+    overrides = {**says(endless, None, None), "agents.workspace_agent.verify_timeout": 10.0}
+    with Gym.from_graph("workspace", ray=False, overrides=overrides) as gym:
+        [rollout] = [rollout async for rollout in gym.rollouts([row], agent="workspace_agent")]
+    assert rollout["reward"] == 0.5, rollout
+
+
+STOPPER = "import os\nwhile 1:\n try: os.kill(-1, 19)\n except OSError: pass"
+
+
+@needs_bubblewrap
+async def test_what_an_agent_left_is_taken_in_time(
+    bench: Bench, steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "_TAKE_SECONDS", 2.0)
+    row = {"task": str(steps)}
+    await bench.call("seed_session", row)
+    await bench.tool("bash", command=f"touch one; setsid python3 -c {shlex.quote(STOPPER)} >/dev/null 2>&1 &")
+    await asyncio.sleep(0.5)
+    verdict = await asyncio.wait_for(bench.verify(row, []), 30)
+    assert verdict["reward"] == 0.0
+    assert await bench.verify(row, []) == verdict
 
 
 @needs_bubblewrap
