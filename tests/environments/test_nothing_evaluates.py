@@ -60,12 +60,8 @@ ALLOWED = {
         "run_path",
     ): "a trainer's own script, named on its command line",
     ("gym_serve/evaluation/grader.py", "run_path"): "the user's own grader, named on the command line",
-    ("gym_serve/sandbox/bubblewrap_boxes.py", "compile"): "this package's own file, for a box",
+    ("gym_serve/sandbox/templates.py", "compile"): "this package's own file, for a box",
     ("gym_serve/sandbox/inside/resident.py", "marshal.loads"): "requests of the process that made the box",
-    (
-        "gym_serve/sandbox/inside/resident.py",
-        "__import__",
-    ): "modules of the standard library, by names in the file",
     ("gym_serve/sandbox/inside/main.py", "compile"): "an environment's prelude, inside a sandbox",
     ("gym_serve/sandbox/inside/main.py", "exec"): "an environment's prelude, inside a sandbox",
     ("gym_serve/sandbox/inside/program.py", "compile"): "a model's program, inside a sandbox",

@@ -1,4 +1,4 @@
-"""Memory stays flat: 50,000 rows through the whole of `collect` cost a few bytes each."""
+"""Memory stays flat: 50,000 rows through the whole of `collect` cost far less than they take."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from support.rollouts import JSON, collection, row, scored
 from gym_serve.rollouts import Progress, collect
 
 COUNT = 50_000
-ALLOWED = 5 << 19  # bytes, from 10% to 100%: 58 a row
+ALLOWED = 16 << 20  # bytes, from 10% to 100%; a digest of each row is kept, a row takes 1 KB
 
 
 def source(count: int) -> Iterator[JSON]:
