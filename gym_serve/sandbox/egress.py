@@ -248,7 +248,7 @@ async def _hello(client: _Side, host: str) -> bytes | None:
         if not await has(at):
             return None
         message += begun[start:at]
-        if message[:1] not in (b"", b"\1"):
+        if message and message[0] != 1:
             return None  # a client does not begin with it
     try:
         return bytes(begun) if _asks_for(bytes(message), host) else None
