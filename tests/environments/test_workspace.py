@@ -593,7 +593,7 @@ async def test_what_an_agent_left_is_taken_in_time(
     await bench.tool("bash", command=f"touch one; setsid python3 -c {shlex.quote(STOPPER)} >/dev/null 2>&1 &")
     await asyncio.sleep(0.5)
     verdict = await asyncio.wait_for(bench.verify(row, []), 30)
-    # Nothing where it stopped what takes the files; on a busy machine it may be late, and gets what it has earned.
+    # Nothing where it stopped what takes the files. If it is late, on a busy machine, what it has earned.
     assert verdict["reward"] in (0.0, 0.5)
     assert await bench.verify(row, []) == verdict
 
