@@ -485,11 +485,9 @@ class Workspace(ResourcesServer):
         if not task.reads_reward:
             reason = None if done.ok else f"the tests ended with status {done.status}: {done.text[-_REASON:]}"
             return WorkspaceVerdict(reward=float(done.ok), reason=reason, **details)
-        try:
-            await box.exec("kill -9 -1", timeout=60, user=0)  # nobody writes any more
-        except SandboxRefused as error:  # what the tests ran has taken the shell away
+        if (problem := await _not_ended(box)) is not None:
             return WorkspaceVerdict(
-                reward=0.0, reason=f"the tests' reward cannot be read: {error}", **details
+                reward=0.0, reason=f"the tests' reward cannot be read: {problem}", **details
             )
         for name in _ANSWERS:
             try:
@@ -502,6 +500,17 @@ class Workspace(ResourcesServer):
             reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
             return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **details)
         return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **details)
+
+
+async def _not_ended(box: Sandbox) -> str | None:
+    """End all processes of a box, so that nobody writes any more; why they are not, if what the tests ran
+    prevents it."""
+    try:
+        killed = await box.exec("kill -9 -1", timeout=60, user=0)
+    except SandboxRefused as error:  # there is no shell any more
+        return str(error)
+    # 1 says that there was none.
+    return None if killed.ended == "exit" and killed.status in (0, 1) else "its processes cannot be ended"
 
 
 async def _left_at(box: Sandbox, path: str, limit: int) -> _Left:

@@ -768,3 +768,23 @@ def test_a_replica_takes_its_boxes_from_what_a_node_has(
     }
     node = resolve(GraphSpec.model_validate(file)).nodes["workspace"]
     assert deployed_options(node).get("resources") == expected
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("command", ["kill -STOP $$", "kill -9 $$"])
+async def test_a_reward_is_not_read_while_others_may_write(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where what the tests ran stops or kills the shell that ends it."""
+    box = await find_provider("bubblewrap").create(SandboxSpec())
+    execute = box.exec
+
+    async def disturbed(_: Any, **options: Any) -> Any:
+        return await execute(command, **{**options, "timeout": 1})
+
+    try:
+        assert await workspace._not_ended(box) is None
+        monkeypatch.setattr(box, "exec", disturbed)
+        assert await workspace._not_ended(box) == "its processes cannot be ended"
+    finally:
+        await box.close()
