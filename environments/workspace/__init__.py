@@ -64,6 +64,7 @@ _SETUP_SECONDS = 600.0
 _SHARE = 0.8  # of the time that is left for a step, after its tests, that the next one may take to be set up
 _ANSWERS = ("reward.json", "reward.txt")
 _HARNESS_OUTPUT = 1 << 16
+_VERDICT_SECONDS = 30.0  # for the verdict on tests that were killed at their time limit
 _ANSWER_SECONDS = 2.0  # for the answer on a program that was killed at its time limit
 
 
@@ -133,7 +134,7 @@ class Workspace(ResourcesServer):
         """Size of the files that the tests see, in MiB; more are a reward of 0."""
         test_timeout: PositiveFloat = 240.0
         """Seconds that the tests may take, those of Harbor's tasks included, which have a limit of their own;
-        with ``must_fail`` twice, and less than the agent's ``verify_timeout``."""
+        with ``must_fail`` twice. Before the agent's ``verify_timeout`` is over they are killed, too: a 0."""
         max_boxes: int = Field(64, ge=2)
         """Boxes that are live at the same time in a replica; others wait. Read at the start only, as all of
         these settings of boxes."""
@@ -383,8 +384,10 @@ class Workspace(ResourcesServer):
         return await self._judged(task, session.spec, session.left)
 
     async def _judged(self, task: Task, spec: SandboxSpec, files: dict[str, _Left]) -> WorkspaceVerdict:
-        verdict = await self._tested(task, spec, files, *task.tests)
-        if verdict.reward > 0 and task.must_fail is not None:
+        if task.must_fail is None:
+            return await self._tested(task, spec, files, *task.tests)
+        verdict = await self._tested(task, spec, files, *task.tests, runs=2)
+        if verdict.reward > 0:
             forged = await self._tested(task, spec, files, *task.tests, task.must_fail)
             if forged.exit_status == 0:
                 reason = "tests that must fail succeed as well: the agent's code forges their outcome"
@@ -436,8 +439,9 @@ class Workspace(ResourcesServer):
         return left
 
     async def _tested(
-        self, task: Task, spec: SandboxSpec, files: dict[str, _Left], *tests: bytes
+        self, task: Task, spec: SandboxSpec, files: dict[str, _Left], *tests: bytes, runs: int = 1
     ) -> WorkspaceVerdict:
+        """The verdict of tests that run in a fresh box, the first of so many ``runs``."""
         if task.test_spec is not None:
             own = self._of_image(task.test_spec)
             spec = await self._images.spec(task.test_image, own, task.build_timeout)
@@ -460,7 +464,7 @@ class Workspace(ResourcesServer):
             try:
                 done = await box.exec(
                     task.test_command,
-                    timeout=min(task.test_timeout, self.config.test_timeout),
+                    timeout=min(task.test_timeout, self.config.test_timeout, _time_left() / runs),
                     env=task.test_env,
                     user=task.test_user,
                 )
@@ -500,6 +504,13 @@ class Workspace(ResourcesServer):
             reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
             return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **details)
         return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **details)
+
+
+def _time_left() -> float:
+    """Seconds that tests may take at most: slower code would else choose a failure in place of a 0."""
+    left = current().timeout(math.inf)
+    assert left is not None
+    return max(left - _VERDICT_SECONDS, 0.9 * left)
 
 
 async def _not_ended(box: Sandbox) -> str | None:

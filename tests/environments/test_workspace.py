@@ -7,6 +7,8 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,10 +26,11 @@ from gym_serve.environments import workspace
 from gym_serve.environments.workspace import Workspace, images
 from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import _settings, instructions
-from gym_serve.environments.workspace.tasks import HarborRows, SweBenchRows, WorkspaceRow, task_of
+from gym_serve.environments.workspace.tasks import _PYTEST, HarborRows, SweBenchRows, WorkspaceRow, task_of
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.sandbox import SandboxSpec, find_provider
+from gym_serve.servers.transport import Call
 from gym_serve.types.errors import Forbidden, GraphError, InvalidRequest, ToolFailed, Unavailable
 
 HARBOR = Path(__file__).with_name("harbor_task")
@@ -674,6 +677,11 @@ EMPTY = "printf 'def test_zero(): pass\\ndef test_sum(): pass\\n' > tests/test_c
 SKIPS = "import pytest\\ndef add(a, b):\\n    pytest.skip()\\n"
 SKIPS_ALL = "import pytest\\npytest.skip(allow_module_level=True)\\n"
 FORGES = "def pytest_runtest_makereport(item, call): call.excinfo = None\\n"
+FORGES_ALL_BUT = FORGES.replace(
+    ": ", ":\\n    if not any(word in item.nodeid for word in ('must_fail', 'test_no', 'one')): "
+)
+ENDS_WELL = "import os\\nif not os.path.exists('/tests/one_must_fail'): os._exit(0)\\n"
+OWN_PYTEST = "main = lambda args, **_: 'test_zero' not in str(args)\\n"
 
 
 @needs_bubblewrap
@@ -694,6 +702,10 @@ async def test_rows_of_swe_bench(swe_bench: Path) -> None:
         (f"printf '{SKIPS_ALL}' > calc.py", 0.0),
         ("printf 'import os\\nos._exit(0)\\n' > calc.py", 0.0),
         (f"printf '{FORGES}' | tee conftest.py > tests/conftest.py", 0.0),
+        (f'printf "{FORGES_ALL_BUT}" | tee conftest.py > tests/conftest.py', 0.0),
+        (f'printf "{ENDS_WELL}" > calc.py', 0.0),
+        (f'printf "{OWN_PYTEST}" > pytest.py', 0.0),
+        (f"{RIGHT}; mkdir -p xdist; touch xdist/__init__.py pytest.py", 1.0),
     ):
         await bench.call("seed_session", row)
         await bench.tool("bash", command=command)
@@ -704,6 +716,45 @@ async def test_rows_of_swe_bench(swe_bench: Path) -> None:
     assert (await bench.call("solve"))["exit_status"] == 0
     assert (await bench.verify(row, []))["reward"] == 1.0
     await bench.host.stop()
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("must_fail", [{}, {"test_no": ""}])
+async def test_slow_code_chooses_no_failure(bench: Bench, must_fail: dict[str, str]) -> None:
+    row = {"test_command": "sleep 60", "must_fail": must_fail}
+    await bench.call("seed_session", row)
+    reply = await bench.host.dispatch(
+        Call("verify", json.dumps({**row, "response": {"output": []}}).encode(), bench.session, timeout=3.0)
+    )
+    assert (reply.json()["reward"], reply.json()["reason"]) == (0.0, "the tests were killed: timeout")
+
+
+@pytest.mark.parametrize("one_must_fail", [False, True])
+@pytest.mark.parametrize(
+    ("test", "passes"),
+    [
+        ("def test_a(): pass", True),
+        ("def test_a(): assert False", False),
+        ("import pytest\n@pytest.mark.xfail\ndef test_a(): assert False", True),
+        ("import pytest\n@pytest.mark.xfail(strict=True)\ndef test_a(): pass", False),
+        ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self): pass", True),
+        ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.skipTest('')", False),
+        ("import pytest\n@pytest.mark.parametrize('x', range(3))\ndef test_a(x): pass", True),
+        ("import pytest\n@pytest.mark.skip\ndef test_a(): pass", False),
+        ("import pytest\ndef test_a(): pytest.xfail()", False),
+        ("", False),
+    ],
+)
+def test_all_of_the_tests_must_pass(tmp_path: Path, test: str, passes: bool, one_must_fail: bool) -> None:
+    (tmp_path / "test_a.py").write_text(test)
+    program = tmp_path / "tests" / "all_passed.py"
+    program.parent.mkdir()
+    program.write_bytes(_PYTEST.read_bytes())
+    if one_must_fail:
+        (program.parent / "one_must_fail").touch()
+    command = [sys.executable, program, "test_a.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode == 0) == (passes and not one_must_fail), done.stdout
 
 
 def test_rows_that_are_not_of_swe_bench(swe_bench: Path) -> None:
