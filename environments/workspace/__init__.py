@@ -154,7 +154,7 @@ class Workspace(ResourcesServer):
             self.box: Sandbox | None = None
             self.spec = SandboxSpec()
             self.oracle = False
-            self.left: dict[str, _Left] | None = None  # by path, once the agent has ended
+            self.left: dict[str, _Left] | SandboxRefused | None = None  # by path, once the agent has ended
             self.done: list[WorkspaceVerdict] = []  # of its steps, those that were tested
             self.count = 0  # of the steps that its reward is of
             self.lock = asyncio.Lock()
@@ -368,9 +368,10 @@ class Workspace(ResourcesServer):
             raise InvalidRequest("the session was not seeded, so there is nothing to test")
         if not task.steps:
             return await self._last_verdict(task, session)
-        if session.box is not None:  # the agent has ended within a step
+        if session.box is not None or session.left is not None:  # the agent has ended within a step
             step = task.steps[len(session.done)]
             session.done.append(await self._last_verdict(step.task, session))
+            session.left = None
         return _verdict_of_steps(task, session)
 
     async def _last_verdict(self, task: Task, session: Session) -> WorkspaceVerdict:
@@ -378,9 +379,11 @@ class Workspace(ResourcesServer):
             try:
                 session.left = await self._taken(task, session)
             except SandboxRefused as error:
-                return _not_taken_over(error)
+                session.left = error
             finally:
                 await self.close(session)
+        if isinstance(session.left, SandboxRefused):
+            return _not_taken_over(session.left)
         return await self._judged(task, session.spec, session.left)
 
     async def _judged(self, task: Task, spec: SandboxSpec, files: dict[str, _Left]) -> WorkspaceVerdict:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from support.environments import Bench, called, examples, said
@@ -29,7 +30,7 @@ from gym_serve.environments.workspace.images import _settings, instructions
 from gym_serve.environments.workspace.tasks import _PYTEST, HarborRows, SweBenchRows, WorkspaceRow, task_of
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
-from gym_serve.sandbox import SandboxSpec, find_provider
+from gym_serve.sandbox import BoxPool, SandboxSpec, find_provider
 from gym_serve.servers.transport import Call
 from gym_serve.types.errors import Forbidden, GraphError, InvalidRequest, ToolFailed, Unavailable
 
@@ -416,6 +417,7 @@ async def test_files_that_are_artifacts(
     verdict = await bench.verify(row, [])
     assert verdict["reward"] == reward, verdict
     assert reason is None or reason in verdict["reason"]
+    assert await bench.verify(row, []) == verdict
 
 
 COUNT = 'cd /; echo >> tried; test "$(wc -l < tried)" -gt 2 && test ! -e /app/agent && touch ready'
@@ -611,6 +613,21 @@ async def test_steps_that_were_not_reached_are_zeros(bench: Bench, steps: Path) 
         assert (verdict["reward"], verdict["rewards"]) == (0.5, {"reward": 0.5})
     with pytest.raises(InvalidRequest, match="no step to go on from"):
         await bench.call("next_step")
+
+
+@needs_bubblewrap
+async def test_a_step_whose_tests_found_no_box_is_no_zero(
+    bench: Bench, steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"task": str(steps)}
+    await bench.call("seed_session", row)
+    await bench.tool("bash", command="touch one")
+    with monkeypatch.context() as patch:
+        patch.setattr(BoxPool, "take", AsyncMock(side_effect=Unavailable("no box")))
+        with pytest.raises(Unavailable, match="no box"):
+            await bench.verify(row, [])
+    for _ in range(2):
+        assert (await bench.verify(row, []))["reward"] == 0.5
 
 
 def test_the_last_step_decides_if_the_task_says_so(steps: Path) -> None:
