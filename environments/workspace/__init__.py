@@ -84,7 +84,7 @@ class WorkspaceVerdict(Verdict):
     test_output: str = ""  # the end of what they wrote
 
 
-class _Left(NamedTuple):
+class _Carried(NamedTuple):
     """What an agent left: a folder as an archive, or a file, which has a mode."""
 
     data: bytes
@@ -154,7 +154,7 @@ class Workspace(ResourcesServer):
             self.box: Sandbox | None = None
             self.spec = SandboxSpec()
             self.oracle = False
-            self.left: dict[str, _Left] | SandboxRefused | None = None  # by path, once the agent has ended
+            self.carried: dict[str, _Carried] | SandboxRefused | None = None  # by path, after its end
             self.done: list[WorkspaceVerdict] = []  # of its steps, those that were tested
             self.count = 0  # of the steps that its reward is of
             self.lock = asyncio.Lock()
@@ -368,25 +368,25 @@ class Workspace(ResourcesServer):
             raise InvalidRequest("the session was not seeded, so there is nothing to test")
         if not task.steps:
             return await self._last_verdict(task, session)
-        if session.box is not None or session.left is not None:  # the agent has ended within a step
+        if session.box is not None or session.carried is not None:  # the agent has ended within a step
             step = task.steps[len(session.done)]
             session.done.append(await self._last_verdict(step.task, session))
-            session.left = None
+            session.carried = None
         return _verdict_of_steps(task, session)
 
     async def _last_verdict(self, task: Task, session: Session) -> WorkspaceVerdict:
-        if session.left is None:
+        if session.carried is None:
             try:
-                session.left = await self._taken(task, session)
+                session.carried = await self._taken(task, session)
             except SandboxRefused as error:
-                session.left = error
+                session.carried = error
             finally:
                 await self.close(session)
-        if isinstance(session.left, SandboxRefused):
-            return _not_taken_over(session.left)
-        return await self._judged(task, session.spec, session.left)
+        if isinstance(session.carried, SandboxRefused):
+            return _not_taken_over(session.carried)
+        return await self._judged(task, session.spec, session.carried)
 
-    async def _judged(self, task: Task, spec: SandboxSpec, files: dict[str, _Left]) -> WorkspaceVerdict:
+    async def _judged(self, task: Task, spec: SandboxSpec, files: dict[str, _Carried]) -> WorkspaceVerdict:
         if task.must_fail is None:
             return await self._tested(task, spec, files, *task.tests)
         verdict = await self._tested(task, spec, files, *task.tests, runs=2)
@@ -422,27 +422,28 @@ class Workspace(ResourcesServer):
             raise InvalidRequest("a step is one of a session")
         return await self.in_session(session, advance)
 
-    async def _taken(self, task: Task, session: Session) -> dict[str, _Left]:
+    async def _taken(self, task: Task, session: Session) -> dict[str, _Carried]:
         paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
         try:
-            return await asyncio.wait_for(self._left(_box_of(session), paths), _TAKE_SECONDS)
+            return await asyncio.wait_for(self._carried(_box_of(session), paths), _TAKE_SECONDS)
         except asyncio.TimeoutError:
             raise SandboxRefused(f"it took more than {_TAKE_SECONDS:g} s") from None
 
-    async def _left(self, box: Sandbox, paths: list[str]) -> dict[str, _Left]:
+    async def _carried(self, box: Sandbox, paths: list[str]) -> dict[str, _Carried]:
         limit = self.config.max_carried_mb << 20
-        left: dict[str, _Left] = {}
+        carried: dict[str, _Carried] = {}
         for path in paths:
             try:
-                left[path] = await _left_at(box, path, limit - sum(len(each.data) for each in left.values()))
+                carried[path] = each = await _carried_at(box, path, limit)
+                limit -= len(each.data)
             except SandboxRefused:
                 there = await box.exec(["test", "-e", path], timeout=60, cwd="/", user=0)
                 if there.ok or there.ended != "exit" or path == paths[0]:
                     raise
-        return left
+        return carried
 
     async def _tested(
-        self, task: Task, spec: SandboxSpec, files: dict[str, _Left], *tests: bytes, runs: int = 1
+        self, task: Task, spec: SandboxSpec, files: dict[str, _Carried], *tests: bytes, runs: int = 1
     ) -> WorkspaceVerdict:
         """The verdict of tests that run in a fresh box, the first of so many ``runs``."""
         if task.test_spec is not None:
@@ -527,15 +528,15 @@ async def _not_ended(box: Sandbox) -> str | None:
     return None if killed.ended == "exit" and killed.status in (0, 1) else "its processes cannot be ended"
 
 
-async def _left_at(box: Sandbox, path: str, limit: int) -> _Left:
+async def _carried_at(box: Sandbox, path: str, limit: int) -> _Carried:
     """What is at a path of an agent's box. Raises SandboxRefused: nothing, or too much."""
     is_file = await box.exec(["test", "-f", path], timeout=60, cwd="/", user=0)
     if is_file.ended != "exit":
         raise SandboxRefused(f"cannot look at {path}: what looks was killed: {is_file.ended}")
     if not is_file.ok:
-        return _Left(await box.get(path, limit=limit))
+        return _Carried(await box.get(path, limit=limit))
     mode = await box.exec(["test", "-x", path], timeout=60, cwd="/", user=0)
-    return _Left(await box.read(path, limit=limit), 0o755 if mode.ok else 0o644)
+    return _Carried(await box.read(path, limit=limit), 0o755 if mode.ok else 0o644)
 
 
 @contextmanager
