@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
+import uvloop
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -79,7 +80,7 @@ def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int |
             return report, interrupts.exit_code
 
     tune_process()
-    return asyncio.run(work())
+    return uvloop.run(work())
 
 
 def report_and_exit(

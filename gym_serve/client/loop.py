@@ -17,6 +17,8 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+import uvloop
+
 T = TypeVar("T")
 
 _GRACE_SECONDS = 10.0  # for which an interrupt waits for what it cancels: an author's code may not let go
@@ -54,7 +56,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 @lru_cache(maxsize=1)
 def _started() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
     threading.Thread(target=loop.run_forever, name="gym_serve", daemon=True).start()
     return loop
 

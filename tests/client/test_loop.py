@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import pytest
+import uvloop
 
 from gym_serve.client import loop
 
@@ -23,7 +24,7 @@ async def test_results_come_back_to_the_loop_that_asked() -> None:
 
 def test_threads_that_come_at_once_start_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     started = 0
-    new = asyncio.new_event_loop
+    new = uvloop.new_event_loop
 
     def slowly() -> asyncio.AbstractEventLoop:
         nonlocal started
@@ -31,7 +32,7 @@ def test_threads_that_come_at_once_start_one_loop(monkeypatch: pytest.MonkeyPatc
         time.sleep(0.05)
         return new()
 
-    monkeypatch.setattr(asyncio, "new_event_loop", slowly)
+    monkeypatch.setattr(uvloop, "new_event_loop", slowly)
     monkeypatch.setattr(loop, "_started", lru_cache(maxsize=1)(loop._started.__wrapped__))
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: loop.wait(asyncio.sleep(0, n)), range(8)))
