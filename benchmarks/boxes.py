@@ -36,7 +36,7 @@ import psutil
 
 from benchmarks.harness.reports import machine, save
 from gym_serve import Gym
-from gym_serve.environments.workspace.tasks import HarborRows
+from gym_serve.environments.workspace.rows import HarborRows
 from gym_serve.sandbox import BoxPool, Sandbox, SandboxProvider, SandboxSpec, find_provider
 
 JSON = dict[str, Any]

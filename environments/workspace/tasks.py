@@ -5,10 +5,9 @@ Tests and solution are bytes of this process: they enter a box when it is their 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -295,7 +294,7 @@ def _data_of(folder: Path) -> JSON:
         raise _no_task(folder, error) from None
 
 
-def _first(folder: Path) -> Path:
+def first_folder(folder: Path) -> Path:
     """The folder of the first instruction of a task."""
     data = _data_of(folder)
     if not data.get("steps"):
@@ -371,94 +370,3 @@ def _one(folder: Path, config: _Config, step: Path | None = None) -> Task:
         solution=archive_of(solved.parent) if solved.is_file() else None,
         solution_env=config.solution.env,
     )
-
-
-class HarborRows:
-    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``; ``graph`` is its default."""
-
-    graph = "workspace"
-
-    def rows(self, folder: Path | str) -> Iterator[JSON]:
-        """Rows of the task that a folder is, or of the tasks that it has."""
-        folder = Path(folder)
-        files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
-        folders = [file.parent for file in files if file.is_file()]
-        if not folders:
-            raise InvalidRequest(f"{folder} has no task.toml, nor has a folder in it")
-        for task in folders:
-            instruction = _first(task) / "instruction.md"
-            text = instruction.read_text("utf-8") if instruction.is_file() else ""
-            yield {
-                "responses_create_params": {"input": [{"role": "user", "content": text}]},
-                "task": str(task.resolve()),
-            }
-
-
-_TOUCHED = re.compile(r"^(?:---|\+\+\+) [ab]/(.+?)\t?$", re.MULTILINE)
-_PATCH = "patch --batch --forward --silent --strip=1"
-_PYTEST = Path(__file__).with_name("all_passed.py")
-_RUN = (
-    f"{_PATCH} <{TESTS}/test.patch && "
-    f"xargs --arg-file={TESTS}/ids --delimiter='\\n' python3 {TESTS}/{_PYTEST.name}"
-)
-
-
-class SweBenchRows:
-    """Rows of SWE-bench's form, for ``gym-serve collect swe_bench:FOLDER``: its ``rows.jsonl`` has
-    ``instance_id``, ``problem_statement``, ``test_patch``, ``FAIL_TO_PASS``, ``PASS_TO_PASS`` and, for the
-    agent ``oracle``, ``patch``; ``images/INSTANCE_ID`` has a Dockerfile that makes the repository at its base
-    commit, in ``/testbed``."""
-
-    graph = "workspace"
-
-    def rows(self, folder: Path | str) -> Iterator[JSON]:
-        """The rows. Raises InvalidRequest with the line of one that cannot be used."""
-        file = Path(folder).resolve() / "rows.jsonl"
-        if not file.is_file():
-            raise InvalidRequest(f"{folder} has no rows.jsonl")
-        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
-            try:
-                yield _swe_bench_row(json.loads(line), file.parent / "images")
-            except (ValueError, KeyError, TypeError) as error:
-                raise InvalidRequest(f"{file}:{number} is no row of SWE-bench: {error!r}") from None
-
-
-def _swe_bench_row(row: JSON, images: Path) -> JSON:
-    """The tests that must pass are named in full, so the exit status of pytest is the outcome."""
-    lists = [row["FAIL_TO_PASS"], row["PASS_TO_PASS"]]  # lists, or as in the data set, JSON of them
-    fixed, kept = (json.loads(each) if isinstance(each, str) else each for each in lists)
-    if strange := [name for name in (*fixed, *kept) if "::" not in name]:
-        raise ValueError(f"tests must be pytest's, FILE.py::NAME, got {strange[0]!r}")
-    return {
-        "responses_create_params": {"input": [{"role": "user", "content": row["problem_statement"]}]},
-        "image": str(images / row["instance_id"]),
-        "workdir": "/testbed",
-        "restored": sorted(set(_TOUCHED.findall(row["test_patch"]))),
-        "tests": {
-            "test.patch": row["test_patch"],
-            "ids": "\n".join([*fixed, *kept]),
-            _PYTEST.name: _PYTEST.read_text("utf-8"),
-        },
-        "test_command": _RUN,
-        "must_fail": {"ids": "\n".join(fixed), "one_must_fail": ""},
-        "solution": f"{_PATCH} <<'END-OF-PATCH'\n{row['patch']}\nEND-OF-PATCH\n" if "patch" in row else None,
-    }
-
-
-def harbor_benchmark(folder: str) -> JSON:
-    """What a benchmark file would say of a folder of tasks, for ``gym-serve eval harbor:FOLDER``."""
-    return {
-        "name": Path(folder).resolve().name,
-        "description": f"The tasks of {folder}.",
-        "license": "that of the tasks",
-        "rows": {"function": f"{__name__}:harbor_rows", "arguments": {"folder": str(Path(folder).resolve())}},
-        "environment": {"type": "workspace", "test_timeout": 1700},
-        "agent": {"type": "simple_agent", "max_steps": 64, "seed_timeout": 1800, "verify_timeout": 1800},
-        "tools": "environment",
-        "metric": "share of tasks solved",
-    }
-
-
-def harbor_rows(split: str, *, folder: str) -> Iterator[JSON]:
-    """The rows of a folder of tasks, which has no splits."""
-    return HarborRows().rows(folder)

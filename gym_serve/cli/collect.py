@@ -80,7 +80,8 @@ def collect(
             metavar="[GRAPH] [ROWS]",
             help="Graph to deploy (not with --attach or --url): a file, or a name of gym-serve list graph. "
             "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment; or "
-            "harbor:FOLDER or swe_bench:FOLDER, a folder of tasks, by default with the graph workspace.",
+            "harbor:FOLDER or swe_bench:FOLDER, a folder of tasks, or harbor:NAME@VERSION, a data set of "
+            "Harbor's registry, by default with the graph workspace.",
         ),
     ],
     *,

@@ -14,7 +14,7 @@ from support.sandboxes import children, needs_bubblewrap
 from gym_serve import Gym
 from gym_serve.deployments.harness_agent import BoxHarness
 from gym_serve.environments.workspace import Workspace
-from gym_serve.environments.workspace.tasks import HarborRows
+from gym_serve.environments.workspace.rows import HarborRows
 from gym_serve.gateway.local import LocalIngress
 from gym_serve.training import samples
 from gym_serve.types.errors import Forbidden, GraphError

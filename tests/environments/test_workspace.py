@@ -27,7 +27,8 @@ from gym_serve.environments import workspace
 from gym_serve.environments.workspace import Workspace, images
 from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import _settings, instructions
-from gym_serve.environments.workspace.tasks import _PYTEST, HarborRows, SweBenchRows, WorkspaceRow, task_of
+from gym_serve.environments.workspace.rows import _PYTEST, HarborRows, SweBenchRows, harbor_benchmark
+from gym_serve.environments.workspace.tasks import WorkspaceRow, task_of
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.sandbox import BoxPool, SandboxSpec, find_provider
@@ -772,6 +773,38 @@ def test_all_of_the_tests_must_pass(tmp_path: Path, test: str, passes: bool, one
     command = [sys.executable, program, "test_a.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode == 0) == (passes and not one_must_fail), done.stdout
+
+
+FETCHES = """#!/bin/sh
+test "$1 $2 $3 $5" = "download demo@1.0 --output-dir --export" || exit 2
+mkdir "$4/demo" && cp -r {task} "$4/demo/one" && echo fetched
+"""
+
+
+def test_a_data_set_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    with pytest.raises(InvalidRequest, match=r"demo@1\.0 is no folder here, and .* `uv tool install harbor`"):
+        list(HarborRows().rows("demo@1.0"))
+    (programs / "harbor").write_text(FETCHES.format(task=HARBOR))
+    (programs / "harbor").chmod(0o755)
+    with pytest.raises(InvalidRequest, match=r"did not fetch other@1: it ended with 2"):
+        list(HarborRows().rows("other@1"))
+    for _ in range(2):
+        (row,) = HarborRows().rows("demo@1.0")
+        assert Path(row["task"]) == tmp_path / "cache" / "gym-serve" / "harbor" / "demo@1.0" / "one"
+    assert capfd.readouterr().err.count("fetched") == 1
+    assert harbor_benchmark("demo@1.0")["name"] == "demo@1.0"
+    assert {path.name for path in (tmp_path / "cache/gym-serve/harbor").iterdir()} == {"demo@1.0"}
+
+
+@pytest.mark.parametrize("name", ["missing", "../up@1", "a/b/c@1", "-x@1", "a@", "a b@1", "/etc@1"])
+def test_names_of_no_data_set(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be a folder, or a data set of Harbor's registry"):
+        list(HarborRows().rows(name))
 
 
 def test_rows_that_are_not_of_swe_bench(swe_bench: Path) -> None:

@@ -19,12 +19,12 @@ import pytest
 from support.environments import Bench
 from support.sandboxes import needs_bubblewrap, with_pytest
 
-from gym_serve.environments.workspace import Workspace, tasks
+from gym_serve.environments.workspace import Workspace, rows
 
 pytestmark = needs_bubblewrap
 
 PYTEST = "python3 -m pytest -q -p no:cacheprovider /tests"
-all_passed = Path(tasks.__file__).with_name("all_passed.py")
+all_passed = Path(rows.__file__).with_name("all_passed.py")
 
 RIGHT = "printf 'def add(a, b):\\n    return a + b\\n' > app.py"
 WRONG = "def add(a, b):\n    return 7\n"

@@ -18,7 +18,7 @@ from acceptance import Asked, Policy
 from run_trl import engine_of, settings
 
 from gym_serve import Gym
-from gym_serve.environments.workspace.tasks import HarborRows
+from gym_serve.environments.workspace.rows import HarborRows
 from gym_serve.training.trl import dataset, rollout_func, rollout_reward
 
 COMMANDS = ("sort names.txt > sorted.txt", "cat names.txt > sorted.txt")

@@ -12,7 +12,7 @@ import pytest
 from support.sandboxes import needs_bubblewrap
 
 from gym_serve import Gym
-from gym_serve.environments.workspace.tasks import HarborRows
+from gym_serve.environments.workspace.rows import HarborRows
 
 pytestmark = [pytest.mark.interop, needs_bubblewrap]
 
