@@ -35,7 +35,8 @@ def evaluate(
         typer.Argument(
             metavar="[BENCHMARK]...",
             help="Names of gym-serve list benchmark, files of benchmarks (.yaml), NAME:WHAT of another "
-            "catalogue (harbor:NAME@VERSION, inspect:FILE.py@TASK, lm_eval:TASK), or a file of rows with --grader.",
+            "catalogue (harbor:NAME@VERSION, inspect:FILE.py@TASK, lm_eval:TASK), or a file of rows with "
+            "--grader.",
         ),
     ] = None,
     *,
