@@ -229,7 +229,7 @@ $(GPU)/.done: pyproject.toml
 endif
 
 interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done $(NEMO_GYM_VENV)/.done $(TABLES)/.done $(TRACKERS)/.done
-	INTEROP_VENV=$(CURDIR)/$(INTEROP) FOREIGN_VENV=$(CURDIR)/$(FOREIGN) TABLES=$(CURDIR)/$(TABLES) NEMO_GYM_VENV=$(CURDIR)/$(NEMO_GYM_VENV) $(BIN)/python -m pytest tests/interop
+	INTEROP_VENV=$(abspath $(INTEROP)) FOREIGN_VENV=$(abspath $(FOREIGN)) TABLES=$(abspath $(TABLES)) NEMO_GYM_VENV=$(abspath $(NEMO_GYM_VENV)) $(BIN)/python -m pytest tests/interop
 	$(TRACKERS)/bin/python -m pytest -m interop tests/rollouts/test_trackers.py
 
 # Tables of others (tests/interop/test_table_*.py), out of their packages; none is installed.

@@ -39,7 +39,7 @@ from omegaconf import OmegaConf
 from gym_serve.assembly import LocalGraph
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
-from gym_serve.interop import nemo_gym
+from gym_serve.interop import nemo_gym as ours
 from gym_serve.interop.nemo_gym import import_config
 from gym_serve.interop.nemo_gym.construction import with_secrets
 from gym_serve.interop.nemo_gym.hosting import _complete  # a field that openai came to require
@@ -199,7 +199,7 @@ def graph_of(name):
     Returns:
         the graph, and the name of the server in it.
     """
-    own, problems = nemo_gym.find_type, []
+    own, problems = ours.find_type, []
     model = {"base_url": "http://judge/v1", "api_key": "x", "model": "x"}
 
     def find_type(kind, implementation):
@@ -219,7 +219,7 @@ def graph_of(name):
 
     for file in sorted((FOLDER / name / "configs").glob(CONFIGS.get(name, "*.yaml"))):
         try:
-            with patch.object(nemo_gym, "find_type", find_type):
+            with patch.object(ours, "find_type", find_type):
                 found = imported(file)
         except GymError as error:
             problems.append(f"{file.name}: {error.message}")
