@@ -12,7 +12,15 @@ import orjson
 import typer
 
 from gym_serve.cli.collect import ConcurrencyOption, MaxFailuresOption, ResumeOption, RetryOption, SkipOption
-from gym_serve.cli.options import MODEL_HELP, JsonOption, PriceOption, YesOption, fetch_weights, parse_pairs
+from gym_serve.cli.options import (
+    MODEL_HELP,
+    JsonOption,
+    PriceOption,
+    SandboxOption,
+    YesOption,
+    fetch_weights,
+    parse_pairs,
+)
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.cli.run_collection import exit_of
 from gym_serve.cli.view import PORT
@@ -67,6 +75,15 @@ def evaluate(
         typer.Option(metavar="NAME=FILE", help="Rows of a benchmark from a file, of the same columns."),
     ] = None,
     split: Annotated[str, typer.Option(help="Split of the rows: test, or train.")] = "test",
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Agent in place of the benchmark's own: one of the graph of its environment, as "
+            "mini_swe_agent or oracle of workspace.",
+        ),
+    ] = None,
+    sandbox: SandboxOption = None,
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="With --grader: the user message, e.g. '{question}'.")
     ] = None,
@@ -165,6 +182,8 @@ def evaluate(
         limit=limit,
         files=_pairs(rows or (), "--rows gsm8k=rows.parquet"),
         sample=sample,
+        agent=agent,
+        sandbox=sandbox,
         prompt=prompt,
         grader=grader,
         map=_pairs(map_ or (), "--map expected_answer=answer"),

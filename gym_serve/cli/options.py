@@ -47,7 +47,7 @@ SandboxOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Provider of the sandboxes of the graph's environments: bubblewrap, docker, or another one.",
+        help="Provider of the sandboxes of the environments: bubblewrap, docker, or another one.",
     ),
 ]
 PriceOption = Annotated[

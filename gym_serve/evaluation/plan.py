@@ -15,8 +15,11 @@ from typing import Any
 from gym_serve.evaluation.benchmark import Benchmark, agent_of, composed, find_benchmark, name_of
 from gym_serve.evaluation.models import Model, read_models
 from gym_serve.evaluation.sources import is_file_of_rows
+from gym_serve.graph import classes
+from gym_serve.graph.loading import load_graph
+from gym_serve.graph.spec import nearest
 from gym_serve.rollouts.rows import LocatedRow
-from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.types.requests import JSON
 
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -32,6 +35,9 @@ class Request:
         limit: rows of each benchmark at most.
         files: rows of benchmarks in place of their own, by name.
         sample: only the few rows that a benchmark has with it, which need no network.
+        agent: an agent of the graph that comes with each benchmark's environment, in place of the benchmark's
+            own: a coding agent as it is, ``oracle`` or ``nop`` of ``workspace``.
+        sandbox: provider of the sandboxes of each environment that has some.
         prompt: of files of rows: a template, or a text with ``{field}``.
         map: of files of rows: fields as expressions of columns.
         params: sampling parameters of all rows, over those of the benchmarks.
@@ -48,6 +54,8 @@ class Request:
     limit: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     sample: bool = False
+    agent: str | None = None
+    sandbox: str | None = None
     prompt: str | None = None
     grader: str | None = None
     map: Mapping[str, str] = field(default_factory=dict)
@@ -88,7 +96,19 @@ class Request:
 
     def find(self) -> list[Benchmark]:
         """The benchmarks. Raises GymError: one is not there, or its file has problems."""
-        return [self._find(name) for name in self.benchmarks]
+        benchmarks = [self._with_choices(self._find(name)) for name in self.benchmarks]
+        if self.sandbox is not None and not any("sandbox" in each.environment for each in benchmarks):
+            raise InvalidRequest("--sandbox: no environment of the benchmarks has sandboxes")
+        return benchmarks
+
+    def _with_choices(self, benchmark: Benchmark) -> Benchmark:
+        """A benchmark with the agent and the sandbox that were asked for."""
+        environment, agent = benchmark.environment, benchmark.agent
+        if self.sandbox is not None and "sandbox" in benchmark.server.Config.model_fields:
+            environment = {**environment, "sandbox": self.sandbox}
+        if self.agent is not None:
+            agent = _shipped_agent(environment["type"], self.agent)
+        return benchmark.model_copy(update={"environment": environment, "agent": agent})
 
     def _find(self, name: str) -> Benchmark:
         return self._graded(name) if is_file_of_rows(name) else find_benchmark(name)
@@ -195,7 +215,7 @@ class Plan:
             "repeats": request.repeats,
             "seed": request.seed,
             "params": dict(request.params),
-            "agent": self._limits,
+            "agent": {**({} if request.agent is None else {"name": request.agent}), **self._limits},
             "judge": None if self.judge is None else self.judge.label,
             "models": [
                 {"label": model.label, "server": model.server, **_shown(model.settings)}
@@ -216,6 +236,16 @@ class Plan:
             ],
             "request": asdict(request),
         }
+
+
+def _shipped_agent(environment: str, name: str) -> JSON:
+    """The settings of an agent of the graph that comes with an environment. Raises NotFound."""
+    file = classes.graph_file(environment)
+    agents: Mapping[str, Any] = load_graph(file).spec.agents if file.is_file() else {}
+    if name not in agents:
+        raise NotFound(f"--agent: the graph {environment} has no agent {name!r}{nearest(name, agents)}")
+    # The address of that graph: in one process, a graph tells its agents its own.
+    return {key: value for key, value in agents[name].items() if key != "gateway_url"}
 
 
 def _shown(settings: Mapping[str, Any]) -> JSON:

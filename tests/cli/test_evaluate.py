@@ -1,18 +1,21 @@
 """`gym-serve eval`: benchmarks and models at the terminal, by an endpoint on loopback."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 import pytest
 from click.testing import Result
+from support.sandboxes import needs_bubblewrap
 from support.upstream import ChatEndpoint
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
 from gym_serve.rollouts import collecting
 
+HARBOR = Path(__file__).parents[1] / "environments" / "harbor_task"
 GRADER = "def grade(row, response):\n    return str(row['answer']) in response.output_text\n"
 
 
@@ -105,11 +108,29 @@ def test_a_column_is_mapped(endpoint: ChatEndpoint) -> None:
         (("sums.csv", "--model", "scripted", "--rows", "x"), 2, "must be NAME=VALUE"),
         (("--repeat-of", "nothing"), 1, "nothing/results.json cannot be read"),
         (("simpleqa", "--sample", "--model", "scripted", "-o", "out"), 1, "choose its model (--judge)"),
+        (("countdown", "--agent", "oracle", "--model", "scripted"), 1, "reasoning_gym has no agent 'oracle'"),
+        (("mmlu", "--sandbox", "docker", "--model", "scripted"), 1, "no environment of the benchmarks has"),
     ],
 )
 def test_what_cannot_be_run(arguments: tuple[str, ...], status: int, message: str) -> None:
     done = run(*arguments)
     assert (done.exit_code, message in " ".join(done.output.split())) == (status, True), done.output
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(("agent", "score"), [("oracle", 1.0), ("nop", 0.0)])
+def test_tasks_in_boxes_by_an_agent_of_their_graph(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, agent: str, score: float
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    shutil.copytree(HARBOR, folder / "tasks" / "one")
+    done = run(
+        "harbor:tasks", "--agent", agent, "--sandbox", "bubblewrap", "--model", "scripted", "-o", "out"
+    )
+    assert done.exit_code == 0, done.output
+    results = orjson.loads((folder / "out" / "results.json").read_bytes())
+    assert [cell["score"]["mean"] for cell in results["cells"]] == [score]
+    assert results["agent"] == {"name": agent}
 
 
 def test_a_mistake_of_the_grader_names_its_line(folder: Path, endpoint: ChatEndpoint) -> None:
