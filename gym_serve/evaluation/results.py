@@ -9,7 +9,6 @@ corrected for their number by Holm's method.
 from __future__ import annotations
 
 import math
-import random
 from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 from gym_serve.evaluation.benchmark import ROW_ID
 from gym_serve.metrics.aggregator import mean_over_tasks
-from gym_serve.metrics.estimators import majority_curve, pass_at_k
+from gym_serve.metrics.estimators import majority_curve, pass_at_k, sign_flip
 from gym_serve.metrics.records import ROLLOUT_INDEX
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.analysis.reading import agent_of
@@ -31,8 +30,6 @@ from gym_serve.rollouts.tables import digest
 from gym_serve.types.endings import failure_class
 from gym_serve.types.requests import JSON, message_text
 
-_FLIPS = 2000
-_SEED = 0
 _WORST = 5
 _NOT_COLUMNS = {"responses_create_params", "agent_ref", ROW_ID, *METADATA_KEYS}
 
@@ -303,25 +300,6 @@ def _pair(before: _Tally, after: _Tally) -> tuple[list[float], list[float]] | No
         return None
     means = [fmean(first[row]) for row in rows]
     return means, [fmean(second[row]) - mean for row, mean in zip(rows, means, strict=True)]
-
-
-def sign_flip(differences: Sequence[float]) -> float:
-    """The two-sided p-value of the mean difference, if each sign was chance: of all flips where there are
-    few, else of 2,000 drawn ones. The same differences give the same value."""
-    changed = [difference for difference in differences if difference]
-    total = abs(math.fsum(changed)) - 1e-12
-    if 2 ** len(changed) <= _FLIPS:
-        sums = [0.0]
-        for difference in changed:
-            sums = [s + d for s in sums for d in (difference, -difference)]
-        return sum(abs(s) >= total for s in sums) / len(sums)
-    draw = random.Random(_SEED)
-    extreme = 0
-    for _ in range(_FLIPS):
-        signs = draw.getrandbits(len(changed))
-        flipped = sum(d if signs >> position & 1 else -d for position, d in enumerate(changed))
-        extreme += abs(flipped) >= total
-    return (extreme + 1) / (_FLIPS + 1)
 
 
 def holm(p_values: Iterable[float | None]) -> list[float | None]:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_serve.evaluation.report import write_html
-from gym_serve.evaluation.results import Results, holm, results_of, sign_flip
+from gym_serve.evaluation.results import Results, holm, results_of
+from gym_serve.metrics.estimators import sign_flip
 
 AGENTS = {"sums--m": ("sums", "m")}
 
