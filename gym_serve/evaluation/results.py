@@ -13,8 +13,8 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from operator import itemgetter
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 

@@ -80,7 +80,9 @@ def test_a_masked_rollout_is_no_score(tmp_path: Path) -> None:
 def test_rows_that_are_solved_half_the_time_leave_their_mean_uncertain(tmp_path: Path) -> None:
     (cell,) = run(tmp_path, [rollout(n, reward, level="one") for n in range(4) for reward in (0, 1)]).cells
     for score in (cell.score, run(tmp_path, [rollout(n, n % 2) for n in range(8)]).cells[0].score):
-        assert score is not None and score.low is not None and score.high is not None
+        assert score is not None
+        assert score.low is not None
+        assert score.high is not None
         assert (score.mean, round(score.low, 3), round(score.high, 3)) == (0.5, 0.215, 0.785)
 
 
@@ -137,7 +139,8 @@ def test_a_baseline_of_other_rows_is_not_compared(tmp_path: Path) -> None:
         baseline=tmp_path / "before" / "rollouts.jsonl",
     )
     (cell,) = now.cells
-    assert cell.difference is not None and cell.difference.rows == 1
+    assert cell.difference is not None
+    assert cell.difference.rows == 1
     assert cell.health[-1] == "11 rows asked something else in the baseline, and are not compared"
 
 
