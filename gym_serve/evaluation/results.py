@@ -142,7 +142,7 @@ def results_of(
 class _Scored(NamedTuple):
     """What counts of a rollout."""
 
-    index: int
+    place: int  # the rollout's index
     reward: float
     answer: Any
 
