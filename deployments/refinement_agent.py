@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gym_serve.deployments.simple_agent import SimpleAgent
+from gym_serve.judging import ask_within
 from gym_serve.servers import Episode, ModelClient, Response
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.requests import JSON, message_text
@@ -114,11 +115,16 @@ class RefinementAgent(SimpleAgent):
             if isinstance(text, str) and text.strip():
                 return text
         if (critic := self.config.critic) is not None:
-            text = f"The task:\n\n{_task(episode.row)}\n\nThe answer:\n\n{attempt['generation']}"
-            texts = {"system": self.config.critic_prompt, "user": text}
-            messages = [{"role": role, "content": content} for role, content in texts.items()]
-            body = {**self.config.critic_params, "input": messages}
-            response = await episode.stage("model", lambda: critic.responses(body))
+            task, answer = _task(episode.row), attempt["generation"]
+
+            async def ask(chars: int) -> JSON:
+                text = f"The task:\n\n{task}\n\nThe answer:\n\n{answer[:chars]}"
+                texts = {"system": self.config.critic_prompt, "user": text}
+                messages = [{"role": role, "content": content} for role, content in texts.items()]
+                body = {**self.config.critic_params, "input": messages}
+                return await episode.stage("model", lambda: critic.responses(body))
+
+            response = await ask_within(ask, len(answer))  # the critic may not take what the policy wrote
             output = [item for item in response["output"] if isinstance(item, dict)]
             if text := Response(output=output).last_text.strip():
                 return text

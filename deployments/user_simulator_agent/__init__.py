@@ -4,7 +4,8 @@ The policy's side is the loop of `simple_agent`, once per turn; the user's answe
 ``response.output``, so all of it is one trajectory. A first message that the user model makes up joins the
 input instead. The rollout's ``user_transcript`` is the conversation as the user saw it, and its
 ``conversation_end`` why it ended: ``user`` (a stop phrase), ``tool`` (a stop tool), ``max_turns``,
-``incomplete`` (the policy was cut off) or ``no_answer``. A failure of the user's model fails the rollout.
+``incomplete`` (the policy was cut off) or ``no_answer``. A failure of the user's model fails the rollout;
+where that model does not take what the policy wrote, as a text beyond its context, it hears less of it.
 
 To the model that plays the user, the roles are reversed, and it sees the agent's messages alone.
 
@@ -19,9 +20,10 @@ import orjson
 from pydantic import Field
 
 from gym_serve.deployments.simple_agent import SimpleAgent
+from gym_serve.judging import ask_within
 from gym_serve.servers import Episode, ModelClient
-from gym_serve.types.errors import Unavailable
-from gym_serve.types.protocols import TOKEN_KEYS
+from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.protocols import TOKEN_KEYS, is_overflow_answer
 from gym_serve.types.requests import JSON, message_text
 
 __all__ = ["UserSimulatorAgent"]
@@ -143,7 +145,8 @@ class SimulatedUser:
         reached.
         """
         self._greeted()
-        response = await self._model.responses({**self._params, "input": self.transcript})
+        heard = (len(one["content"]) for one in self.transcript if one.get("role") == "user")
+        response = await ask_within(self._answer, max(heard, default=0))
         items = [item for item in response["output"] if isinstance(item, dict)]
         said = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in items]
         text = spoken(said)
@@ -151,6 +154,19 @@ class SimulatedUser:
             raise Unavailable("the model that plays the user said nothing", stage="model")
         self.transcript += said
         return text
+
+    async def _answer(self, chars: int) -> JSON:
+        """An answer to the transcript, with so many characters of each text of the policy. Raises BadRequest:
+        the model does not take it.
+        """
+        heard = [
+            {**one, "content": one["content"][:chars]} if one.get("role") == "user" else one
+            for one in self.transcript
+        ]
+        response = await self._model.responses({**self._params, "input": heard})
+        if is_overflow_answer(response):
+            raise BadRequest("the conversation does not fit the context of the model that plays the user")
+        return response
 
     def _greeted(self) -> None:
         # Chat templates want the conversation to begin with a message to the model.

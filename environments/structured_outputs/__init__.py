@@ -27,7 +27,9 @@ ErrorType = _OfText | _OfCalls | Literal["tool_arguments_parse_error", "missing_
 class StructuredRequest(VerifyRequest):
     """A row with the response to it. Its further keys describe the data and split the metrics."""
 
-    schema_str: str  # the schema as JSON (draft 2020-12); made strict, see README.md
+    schema_str: str  # the schema as JSON (draft 2020-12)
+    strict: bool = True
+    """Every listed property is required, and no other is allowed; see README.md. Else the schema as it is."""
     schema_type: Format = "json"  # format of the document in the text
     response_mode: str | None = "text"
     """``tool_call``: the value is the arguments of a function call; else it is the text."""
@@ -109,6 +111,7 @@ class StructuredOutputs(ResourcesServer):
         called = request.response_mode == "tool_call"
         document: Document = {
             "schema": request.schema_str,
+            "strict": request.strict,
             "text": text,
             "format": None if called else request.schema_type,
             "key": (request.tool_payload_key or None) if called else None,

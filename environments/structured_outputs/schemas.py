@@ -1,4 +1,4 @@
-"""Schemas: made strict, and validated against without trusting the value.
+"""Schemas: made strict on request, and validated against without trusting the value.
 
 A broken one is `InvalidRequest`, and it can refer to nothing outside itself. Three things differ from
 jsonschema, as the value is a model's: patterns run in the `regex` package, which stops at a time limit; a
@@ -31,14 +31,14 @@ _SUBSCHEMAS = ("items", "additionalProperties", "contains")
 _MAPS_OF_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 
 
-class StrictSchema:
-    """A schema (draft 2020-12, as JSON) in which every listed property is required, and no other is allowed.
-    Raises InvalidRequest: it is not valid.
+class Schema:
+    """A schema (draft 2020-12, as JSON); ``strict``: every listed property is required, and no other is
+    allowed. Raises InvalidRequest: it is not valid.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, strict: bool = True) -> None:
         try:
-            self.schema = _strict(json.loads(source))
+            self.schema = _strict(json.loads(source)) if strict else json.loads(source)
             # Without its check of patterns, which are of ECMA-262 and not Python's.
             _Validator.check_schema(self.schema, format_checker=jsonschema.FormatChecker(formats=()))
         except (ValueError, RecursionError, jsonschema.SchemaError) as error:
@@ -66,9 +66,9 @@ class StrictSchema:
 
 
 @lru_cache(maxsize=1024)
-def strict_schema(source: str) -> StrictSchema:
-    """`StrictSchema` of a text; the repeats of a row share it."""
-    return StrictSchema(source)
+def schema_of(source: str, strict: bool) -> Schema:
+    """`Schema` of a text; the repeats of a row share it."""
+    return Schema(source, strict=strict)
 
 
 def _strict(schema: Any) -> Any:

@@ -21,7 +21,7 @@ import xmltodict
 import yaml
 from typing_extensions import NotRequired
 
-from gym_serve.environments.structured_outputs.schemas import strict_schema
+from gym_serve.environments.structured_outputs.schemas import schema_of
 from gym_serve.types.errors import InvalidRequest
 
 if sys.version_info >= (3, 11):
@@ -212,6 +212,7 @@ class Document(TypedDict):
     """What is to be checked."""
 
     schema: str
+    strict: bool  # every listed property is required, and no other is allowed
     text: str  # a document, or the arguments of a function call
     format: Format | None  # format of a document; None for arguments
     key: str | None  # the argument that holds the value; None if all arguments are the value
@@ -228,7 +229,7 @@ class Checked(TypedDict):
 def check(document: Document) -> Checked:
     """Parse a text, and validate its value."""
     try:
-        schema = strict_schema(document["schema"])
+        schema = schema_of(document["schema"], document["strict"])
         value: Any = parse_text(document["text"], document["format"] or "json")
         if document["format"] == "csv":
             value = coerce_csv(value, schema.schema)
@@ -250,7 +251,8 @@ def check(document: Document) -> Checked:
 
 def warm_up() -> None:
     """Import the parsers, and build the schema of schemas."""
-    check({"schema": '{"type": "object"}', "text": "{}", "format": "json", "key": None, "coerce": False})
+    schema = '{"type": "object"}'
+    check({"schema": schema, "strict": True, "text": "{}", "format": "json", "key": None, "coerce": False})
 
 
 def work(request: Document) -> Checked:

@@ -238,9 +238,10 @@ def diff(
 
     Tasks are paired; a task that only one run has scored is left out, and so is one
     with different prompts in the two runs, unless --key says what identifies it.
-    The 95% interval is that of the difference (paired bootstrap over tasks). A run
-    solves a task if more than half of its rollouts are solved. B fixed or broke the
-    tasks that only one run solves.
+    The 95% interval is that of the difference (paired bootstrap over tasks). The
+    difference is clear if that excludes 0, and a sign-flip test has p below 0.05. A
+    run solves a task if more than half of its rollouts are solved. B fixed or broke
+    the tasks that only one run solves.
 
     Exit status: 0, or 1 if B is clearly worse in mean reward, if the runs share no
     task, or if a file has problems.
@@ -296,11 +297,11 @@ def _print_diff(
     from gym_serve.rollouts.analysis import prompts_of_tasks
 
     print_table(
-        ("metric", "agent", "tasks", "A", "B", "B - A", "95% interval", "B is"),
+        ("metric", "agent", "tasks", "A", "B", "B - A", "95% interval", "p", "B is"),
         (_estimate_cells(estimate) for estimate in summary.estimates),
     )
     if any(estimate.low is not None for estimate in summary.estimates):
-        echo("95% interval of B - A: paired bootstrap over tasks")
+        echo("95% interval of B - A: paired bootstrap over tasks; p: sign-flip test")
     echo(f"scored: A {coverage[0]} rollouts, B {coverage[1]} rollouts")
     echo(
         f"\n{summary.paired_tasks:,} tasks in both runs ({summary.only_a:,} in A alone, "
@@ -345,6 +346,7 @@ def _estimate_cells(estimate: Estimate) -> tuple[str, ...]:
         f"{estimate.b:.4g}",
         f"{estimate.difference:+.4g}",
         interval,
+        f"{estimate.p:.2g}",
         estimate.verdict,
     )
 

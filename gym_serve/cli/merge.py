@@ -32,7 +32,7 @@ from gym_serve.cli.options import (
 )
 from gym_serve.cli.printing import echo
 from gym_serve.types.errors import GraphError, InvalidRequest
-from gym_serve.types.rows import agent_name
+from gym_serve.types.rows import REPLACED, agent_name, replaced, restored
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
@@ -229,12 +229,15 @@ class _Verifiers:
         from gym_serve.servers.usage import USAGE_FIELD
 
         limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
-        verdict = await self._awaited.call(self._server_of(rollout), "verify", rollout, timeout=limit)
+        row = restored(rollout)
+        verdict = await self._awaited.call(self._server_of(rollout), "verify", row, timeout=limit)
         # Neither the stored reward may stand in for a missing verdict, nor the stored token counts for those
         # of this run.
         if not isinstance(verdict, dict):
             return {"reward": None}
-        return {**{k: v for k, v in rollout.items() if k not in _OF_THE_VERDICT}, USAGE_FIELD: {}, **verdict}
+        kept = {k: v for k, v in row.items() if k not in _OF_THE_VERDICT}
+        of_the_row = {k: row[k] for k in rollout.get(REPLACED) or ()}
+        return {**kept, USAGE_FIELD: {}, **verdict, **replaced(of_the_row, verdict)}
 
     def description(self) -> JSON:
         return {"resources": self._gym.graph.get("resources") or {}}

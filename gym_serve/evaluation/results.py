@@ -1,31 +1,37 @@
 """`results_of`: the scores of a run, from its files: by benchmark and model, broken down, beside a baseline.
 
-A score is the mean over rows of the mean of their rollouts. A failed rollout is no score: coverage says how
-many there are. Differences to a baseline are paired by row; the intervals are bootstraps over rows, and the
-p-values, of a sign-flip test (Fisher's randomization), are corrected for their number by Holm's method.
+A score is the mean over rows of the mean of their rollouts. A failed or masked rollout is no score: coverage
+says how many there are. Differences to a baseline are paired by row, where it asked the same of it; their
+intervals are bootstraps over rows, and the p-values, of a sign-flip test (Fisher's randomization), are
+corrected for their number by Holm's method.
 """
 
 from __future__ import annotations
 
 import math
-import random
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_serve.evaluation.benchmark import ROW_ID
-from gym_serve.metrics.estimators import Clusters, Figure, majority_curve, pass_at_k
+from gym_serve.metrics.aggregator import mean_over_tasks
+from gym_serve.metrics.estimators import majority_curve, pass_at_k, sign_flip
+from gym_serve.metrics.records import ROLLOUT_INDEX
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.files import read_records
+from gym_serve.rollouts.rows import METADATA_KEYS
+from gym_serve.rollouts.tables import digest
+from gym_serve.types.endings import failure_class
 from gym_serve.types.requests import JSON, message_text
 
-_FLIPS = 2000
-_SEED = 0
 _WORST = 5
+_NOT_COLUMNS = {"responses_create_params", "agent_ref", ROW_ID, *METADATA_KEYS}
 
 
 @dataclass(frozen=True)
@@ -114,37 +120,67 @@ def results_of(
         answers: by benchmark, the field of a verdict that has the answer, for majority votes.
     """
     tallies = _read(output, by, answers or {})
-    asked = Counter(agent_of(row) for row in read_records(Outputs.of(output).inputs))
     cells = []
     for agent, (benchmark, model) in agents.items():
-        tally = tallies.get(agent, _Tally())
-        cells.append(tally.cell(benchmark, model, asked[agent], by))
+        cells.append(tallies[agent].cell(benchmark, model, by))
     if baseline is not None:
         before = _read(baseline, (), {})
-        pairs = [_pair(before.get(agent), tallies.get(agent)) for agent in agents]
+        pairs = [_pair(before[agent], tallies[agent]) for agent in agents]
+        for cell, agent in zip(cells, agents, strict=True):
+            if others := len(tallies[agent].other_rows(before[agent])):
+                cell.health.append(
+                    f"{others:,} rows asked something else in the baseline, and are not compared"
+                )
         corrected = holm([None if pair is None else sign_flip(pair[1]) for pair in pairs])
         for cell, pair, p in zip(cells, pairs, corrected, strict=True):
             if pair is not None and p is not None:
-                score = _score(pair[1])
+                score = _score([[difference] for difference in pair[1]], binary=False)
                 cell.difference = Difference(fmean(pair[0]), score.mean, score.low, score.high, score.rows, p)
     return Results(record, cells, cost)
+
+
+class _Scored(NamedTuple):
+    """What counts of a rollout."""
+
+    place: int  # the rollout's index
+    reward: float
+    answer: Any
 
 
 class _Tally:
     """The rollouts of one agent."""
 
     def __init__(self) -> None:
-        self.rewards: dict[str, list[float]] = defaultdict(list)
-        self.answers: dict[str, list[Any]] = defaultdict(list)
+        self.rows: dict[str, list[_Scored]] = defaultdict(list)
+        """By rollout index, not as they ended: the first k would be the quickest."""
+        self.asked = 0
+        self.contents: dict[str, tuple[int, int]] = {}
+        """Of each row: digests of its prompt, and of its columns."""
         self.values: dict[str, dict[str, str]] = {}
         self.worst: list[tuple[float, JSON]] = []
         self.counts: Counter[str] = Counter()
         self.letters: Counter[str] = Counter()
         self.limits: Counter[str] = Counter()
 
+    def ask(self, row: JSON) -> None:
+        """Add a row that was asked for."""
+        self.asked += 1
+        columns = {key: value for key, value in row.items() if key not in _NOT_COLUMNS}
+        prompt = (row.get("responses_create_params") or {}).get("input")
+        self.contents[str(row.get(ROW_ID))] = digest(prompt), digest(columns)
+
+    def other_rows(self, before: _Tally) -> set[str]:
+        """The rows whose prompt and columns both differ from those of the same name in another run: their
+        place in the data set is all that they share."""
+        shared = self.contents.keys() & before.contents.keys()
+        pairs = ((row, zip(self.contents[row], before.contents[row], strict=True)) for row in shared)
+        return {row for row, pair in pairs if all(one != other for one, other in pair)}
+
     def add(self, rollout: JSON, by: Sequence[str], answer: str | None) -> None:
         row, reward = str(rollout.get(ROW_ID)), float(rollout["reward"])
-        self.rewards[row].append(reward)
+        value = None if answer is None else rollout.get(answer)
+        scored = _Scored(rollout.get(ROLLOUT_INDEX, 0), reward, _hashable(value))
+        insort(self.rows[row], scored, key=itemgetter(0))
         self.values[row] = {field: str(rollout[field]) for field in by if field in rollout}
         response = rollout["response"]
         output = response.get("output") or []
@@ -166,52 +202,55 @@ class _Tally:
         if isinstance(limit := rollout.get("stopped_by"), str):
             self.limits[limit] += 1
         if answer is not None:
-            value = rollout.get(answer)
-            self.answers[row].append(value)
             self.letters[str(value)] += 1
         self.worst.append(
             (reward, {"row": row, "reward": reward, "reason": rollout.get("reason"), "text": text[-400:]})
         )
         self.worst = sorted(self.worst, key=lambda one: one[0])[:_WORST]
 
-    def cell(self, benchmark: str, model: str, asked: int, by: Sequence[str]) -> Cell:
+    def cell(self, benchmark: str, model: str, by: Sequence[str]) -> Cell:
         counts = self.counts
-        cell = Cell(benchmark, model, scored=counts["rollouts"], asked=asked)
+        cell = Cell(benchmark, model, scored=counts["rollouts"], asked=self.asked)
         cell.input_tokens, cell.output_tokens = counts["input_tokens"], counts["output_tokens"]
-        if self.rewards:
-            cell.score = _score([fmean(rewards) for rewards in self.rewards.values()])
+        if self.rows:
+            cell.score = _score(self.rewards.values(), binary=self.binary)
             cell.reducers = dict(self._reducers())
             cell.by = {field: groups for field in by if (groups := self._broken_down(field))}
             cell.worst = [row for reward, row in self.worst if reward < 1]
-        cell.health = list(self._health(asked))
+        cell.health = list(self._health())
         return cell
 
+    @property
+    def rewards(self) -> dict[str, list[float]]:
+        return {row: [one.reward for one in scored] for row, scored in self.rows.items()}
+
+    @property
+    def binary(self) -> bool:
+        return all(one.reward in (0, 1) for scored in self.rows.values() for one in scored)
+
     def _broken_down(self, field: str) -> dict[str, Score]:
-        groups: dict[str, list[float]] = defaultdict(list)
+        groups: dict[str, list[list[float]]] = defaultdict(list)
         for row, rewards in self.rewards.items():
             if field in self.values[row]:
-                groups[self.values[row][field]].append(fmean(rewards))
-        return {value: _score(means) for value, means in sorted(groups.items())}
+                groups[self.values[row][field]].append(rewards)
+        return {value: _score(those, binary=self.binary) for value, those in sorted(groups.items())}
 
     def _reducers(self) -> Iterator[tuple[str, float]]:
-        k = min(map(len, self.rewards.values()))
+        groups = list(self.rewards.values())
+        k = min(map(len, groups))
         if k < 2:
             return
-        groups = list(self.rewards.values())
-        if all(reward in (0, 1) for rewards in groups for reward in rewards):
+        if self.binary:
             yield f"pass@{k}", fmean(pass_at_k(rewards, k) or 0.0 for rewards in groups)
             yield f"pass^{k}", fmean(math.comb(int(sum(r)), k) / math.comb(len(r), k) for r in groups)
         yield f"best@{k}", fmean(max(rewards[:k]) for rewards in groups)
-        if self.answers:
-            votes = (
-                zip(map(_hashable, self.answers[row]), rewards, strict=True)
-                for row, rewards in self.rewards.items()
-            )
-            yield f"majority@{k}", fmean(majority_curve(list(each), k)[-1] for each in votes)
+        if self.letters:
+            votes = ([(one.answer, one.reward) for one in scored] for scored in self.rows.values())
+            yield f"majority@{k}", fmean(majority_curve(each, k)[-1] for each in votes)
 
-    def _health(self, asked: int) -> Iterator[str]:
+    def _health(self) -> Iterator[str]:
         """What looks wrong about the run itself, one line each."""
-        counts, total = self.counts, self.counts["rollouts"]
+        counts, total, asked = self.counts, self.counts["rollouts"], self.asked
         if total < asked:
             yield f"{asked - total:,} of {asked:,} rollouts have no score"
         if not total:
@@ -236,48 +275,31 @@ class _Tally:
 
 def _read(output: Path, by: Sequence[str], answers: Mapping[str, str]) -> dict[str, _Tally]:
     tallies: dict[str, _Tally] = defaultdict(_Tally)
-    for rollout in read_records(Outputs.of(output).rollouts):
-        if isinstance(rollout.get("reward"), int | float) and isinstance(rollout.get("response"), dict):
+    outputs = Outputs.of(output)
+    if outputs.inputs.exists():
+        for row in read_records(outputs.inputs):
+            tallies[agent_of(row)].ask(row)
+    for rollout in read_records(outputs.rollouts):
+        if failure_class(rollout) is None and isinstance(rollout.get("response"), dict):
             benchmark = str(rollout.get(ROW_ID)).partition("/")[0]
             tallies[agent_of(rollout)].add(rollout, by, answers.get(benchmark))
     return tallies
 
 
-def _score(means: Sequence[float]) -> Score:
-    clusters = Clusters(len(means))
-    figure = Figure(clusters, binary=all(mean in (0, 1) for mean in means))
-    for position, mean in enumerate(means):
-        figure.add(clusters.of(position), mean)
+def _score(rows: Iterable[list[float]], *, binary: bool) -> Score:
+    figure = mean_over_tasks(list(rows), binary=binary)
     interval = figure.confidence()
-    return Score(figure.value, interval.get("low"), interval.get("high"), len(means))
+    return Score(figure.value, interval.get("low"), interval.get("high"), figure.num_tasks)
 
 
-def _pair(before: _Tally | None, after: _Tally | None) -> tuple[list[float], list[float]] | None:
-    """The baseline's means, and the differences to them, of the rows that both have scored."""
-    rows = sorted(before.rewards.keys() & after.rewards.keys()) if before and after else []
-    if before is None or after is None or not rows:
+def _pair(before: _Tally, after: _Tally) -> tuple[list[float], list[float]] | None:
+    """The baseline's means, and the differences to them, of the rows that both have asked and scored."""
+    first, second = before.rewards, after.rewards
+    rows = sorted((first.keys() & second.keys()) - after.other_rows(before))
+    if not rows:
         return None
-    means = [fmean(before.rewards[row]) for row in rows]
-    return means, [fmean(after.rewards[row]) - mean for row, mean in zip(rows, means, strict=True)]
-
-
-def sign_flip(differences: Sequence[float]) -> float:
-    """The two-sided p-value of the mean difference, if each sign was chance: of all flips where there are
-    few, else of 2,000 drawn ones. The same differences give the same value."""
-    changed = [difference for difference in differences if difference]
-    total = abs(math.fsum(changed)) - 1e-12
-    if 2 ** len(changed) <= _FLIPS:
-        sums = [0.0]
-        for difference in changed:
-            sums = [s + d for s in sums for d in (difference, -difference)]
-        return sum(abs(s) >= total for s in sums) / len(sums)
-    draw = random.Random(_SEED)
-    extreme = 0
-    for _ in range(_FLIPS):
-        signs = draw.getrandbits(len(changed))
-        flipped = sum(d if signs >> position & 1 else -d for position, d in enumerate(changed))
-        extreme += abs(flipped) >= total
-    return (extreme + 1) / (_FLIPS + 1)
+    means = [fmean(first[row]) for row in rows]
+    return means, [fmean(second[row]) - mean for row, mean in zip(rows, means, strict=True)]
 
 
 def holm(p_values: Iterable[float | None]) -> list[float | None]:

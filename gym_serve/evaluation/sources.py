@@ -1,13 +1,18 @@
 """Where rows come from: a file, a data set of the Hugging Face hub, or a function that makes them.
 
-JSONL is read by gym_serve itself. Parquet, CSV, Arrow and the hub, also by URLs of S3 or GCS, are read by
-``datasets``, an extra: as a stream where a few rows are asked for, else downloaded once and kept in its
+JSONL and CSV are read by gym_serve itself. Parquet, Arrow and the hub, and URLs, also of S3 or GCS, are read
+by ``datasets``, an extra: as a stream where a few rows are asked for, else downloaded once and kept in its
 cache.
+
+A column of CSV is numbers or booleans only if all of its values are written as those are: an answer of 1.50,
+007 or None stays a text, since a right answer would not be equal to 1.5, 7 or nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import csv
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from itertools import islice
 from pathlib import Path
@@ -17,11 +22,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import Self
 
+from gym_serve.rollouts.files import MAX_ROW_BYTES
 from gym_serve.rollouts.rows import LocatedRow, read_rows
 from gym_serve.types.errors import InvalidRequest, Unavailable
 from gym_serve.types.media import data_url
 from gym_serve.types.requests import JSON
 
+_CSV = (".csv", ".tsv")
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _FORMATS = {  # by suffix, as `datasets` calls them
     **{".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow", ".json": "json"},
@@ -99,10 +106,74 @@ def file_rows(file: str) -> Iterator[LocatedRow]:
         raise InvalidRequest(f"{file}: rows must be in a file of {', '.join(_FORMATS)}")
     if file.lower().endswith(_JSONL) and "://" not in file:
         return read_rows(file)
+    delimiter = "\t" if file.lower().endswith(".tsv") else ","
+    if file.lower().endswith(_CSV) and "://" not in file:
+        return _csv_rows(file, delimiter)
     kind = next(kind for suffix, kind in _FORMATS.items() if file.lower().endswith(suffix))
-    options = {"delimiter": "\t"} if file.lower().endswith(".tsv") else {}
+    options = {"delimiter": delimiter} if file.lower().endswith(_CSV) else {}
     loaded = _load(file, {"path": kind, "data_files": file, "split": "train", **options}, streaming=True)
     return _located(file, loaded)
+
+
+def _csv_rows(file: str, delimiter: str) -> Iterator[LocatedRow]:
+    """The rows of a file, which is read twice: first for what its columns are."""
+    try:
+        names, rows = _records(file, delimiter)
+        if len(set(names)) < len(names):
+            raise InvalidRequest(f"{file}: two columns have the same name")
+        readers: list[tuple[_Reader, ...]] = [_READERS] * len(names)
+        for fields in rows:
+            for place, text in enumerate(fields[: len(names)]):
+                if text:
+                    readers[place] = tuple(read for read in readers[place] if _keeps(read, text))
+        _, rows = _records(file, delimiter)
+        for number, fields in enumerate(rows, 1):
+            where = f"{file}:{number}"
+            if len(fields) > len(names):
+                problem = f"it has {len(fields)} values, and there are {len(names)} columns"
+                yield LocatedRow(where, None, problem)
+                continue
+            values = (read[0](text) if text else None for read, text in zip(readers, fields, strict=False))
+            yield LocatedRow(where, dict.fromkeys(names) | dict(zip(names, values, strict=False)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidRequest(f"cannot read {file}: {error}") from None
+
+
+def _records(file: str, delimiter: str) -> tuple[list[str], Iterator[list[str]]]:
+    """The names of the columns, and the rows that are not blank."""
+    csv.field_size_limit(MAX_ROW_BYTES)
+
+    def records() -> Iterator[list[str]]:
+        with open(file, encoding="utf-8-sig", newline="") as lines:
+            yield from filter(None, csv.reader(lines, delimiter=delimiter))
+
+    rows = records()
+    return next(rows, []), rows
+
+
+_Reader = Callable[[str], Any]
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number of JSON")
+    return int(text) if text.lstrip("-").isdecimal() else number
+
+
+def _boolean(text: str) -> bool:
+    return {"True": True, "False": False}[text]
+
+
+_READERS: tuple[_Reader, ...] = (_number, _boolean, str)
+
+
+def _keeps(read: _Reader, text: str) -> bool:
+    """Whether a value says all that its text does."""
+    try:
+        return str(read(text)) == text
+    except (ValueError, KeyError):
+        return False
 
 
 def _place(file: str, folder: Path) -> str:

@@ -137,6 +137,7 @@ def spread_curve(scores: Sequence[float | None], max_k: int) -> list[float | Non
 
 MAX_CLUSTERS = 500
 RESAMPLES = 1000
+FLIPS = 2000
 SEED = 0
 
 
@@ -192,6 +193,25 @@ def wilson(share: float, size: float) -> tuple[float, float]:
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
+def sign_flip(differences: Sequence[float]) -> float:
+    """The two-sided p-value of the mean difference, if each sign was chance: of all flips where there are
+    few, else of 2,000 drawn ones. The same differences give the same value."""
+    changed = [difference for difference in differences if difference]
+    total = abs(math.fsum(changed)) - 1e-12
+    if 2 ** len(changed) <= FLIPS:
+        sums = [0.0]
+        for difference in changed:
+            sums = [s + d for s in sums for d in (difference, -difference)]
+        return sum(abs(s) >= total for s in sums) / len(sums)
+    draw = random.Random(SEED)
+    extreme = 0
+    for _ in range(FLIPS):
+        signs = draw.getrandbits(len(changed))
+        flipped = sum(d if signs >> position & 1 else -d for position, d in enumerate(changed))
+        extreme += abs(flipped) >= total
+    return (extreme + 1) / (FLIPS + 1)
+
+
 class Figure:
     """One average over tasks, accumulated by cluster. ``scale``: 100 for a percentage; ``binary``: whether
     every value of a rollout is 0 or 1, so that the average is a share."""
@@ -225,6 +245,10 @@ class Figure:
     def value(self) -> float:
         """The average over the tasks added; there must be one at least."""
         return self._scale * math.fsum(self._numerators) / math.fsum(self._denominators)
+
+    def chance(self) -> float:
+        """`sign_flip` of the averaged values, which are differences; those of a cluster flip together."""
+        return sign_flip(self._numerators)
 
     def confidence(self) -> dict[str, Any]:
         """``num_tasks``; for two tasks or more also ``low``, ``high`` and ``method`` of the 95% interval."""

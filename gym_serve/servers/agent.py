@@ -43,6 +43,8 @@ from gym_serve.types.rows import (
     check_params,
     check_row,
     failed_rollout,
+    replaced,
+    restored,
     unmarked,
     with_prompt,
 )
@@ -133,7 +135,7 @@ class AgentServer(Server):
         """
         row = with_prompt(row) if isinstance(row, dict) else row
         check_row(row)
-        row, endpoint = self.endpoint_of(unmarked(row))
+        row, endpoint = self.endpoint_of(restored(unmarked(row)))
         with use(replace(current(), endpoint=endpoint)):
             return await self._run(row)
 
@@ -147,6 +149,7 @@ class AgentServer(Server):
             try:
                 verdict = await self._in_context(row, self._scored(episode), agent_span.traceparent)
                 rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
+                rollout |= replaced(row, verdict)
             except GymError as error:
                 rollout = failed_rollout({**row, **episode.fields, **episode.used}, error, episode.response)
                 agent_span.fail(error.code, error.message)

@@ -172,6 +172,10 @@ _OF_ATTEMPT = frozenset(
     {*_MARKS, "_ng_attempt_index", TIMELINE_FIELD, "error", "model_usage", "reason", "response", "reward"}
 )
 
+REPLACED = "_ng_replaced"
+"""Key of a rollout: the values of its row that the verdict has replaced, such as the row's ``answer`` by the
+model's."""
+
 
 class ResponsesParams(BaseModel):
     """The body of OpenAI's ``POST /v1/responses``, less streaming; an unknown key is an error.
@@ -318,6 +322,22 @@ def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
         stage=stage if isinstance(stage, str) else None,
         retry_after=wait if isinstance(wait, int | float) else None,
     )
+
+
+def replaced(row: JSON, verdict: JSON) -> JSON:
+    """The key `REPLACED` of a row's rollout with this verdict; empty if the verdict replaces nothing."""
+    names = (row.keys() & verdict.keys()) - _OF_ATTEMPT - {"responses_create_params"}
+    values = {name: row[name] for name in sorted(names) if row[name] != verdict[name]}
+    return {REPLACED: values} if values else {}
+
+
+def restored(rollout: JSON) -> JSON:
+    """A rollout with the values of its row: a verifier that read its own in their place would compare the
+    model's answer with itself."""
+    values = rollout.get(REPLACED)
+    if not isinstance(values, dict):
+        return rollout
+    return {key: values.get(key, value) for key, value in rollout.items() if key != REPLACED}
 
 
 def marks_of(row: Mapping[str, Any]) -> list[str]:

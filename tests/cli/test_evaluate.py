@@ -133,6 +133,27 @@ def test_tasks_in_boxes_by_an_agent_of_their_graph(
     assert results["agent"] == {"name": agent}
 
 
+def test_a_verdict_that_replaces_the_gold_is_verified_against_the_row(
+    folder: Path, endpoint: ChatEndpoint
+) -> None:
+    exact = "    return {'answer': response.output_text, 'reward': response.output_text == row['answer']}\n"
+    (folder / "grader.py").write_text(f"def grade(row, response):\n{exact}")
+    assert run(*SUMS, "--model", f"{endpoint.url}#m", "-o", "out").exit_code == 0
+    graph = {
+        "models": {"policy": {"type": "scripted_model"}},
+        "resources": {"sums": {"type": "graded", "function": "grader.py:grade"}},
+        "agents": {"sums--m": {"type": "simple_agent", "model": "policy", "resources": "sums"}},
+    }
+    (folder / "graph.json").write_bytes(orjson.dumps(graph))
+    for before, after in (("out/rollouts.jsonl", "one.jsonl"), ("one.jsonl", "two.jsonl")):
+        arguments = ["reverify", before, "-o", after, "--graph", "graph.json", "--no-ray"]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+        again = [orjson.loads(line) for line in (folder / after).read_bytes().splitlines()]
+        assert [(one["reward"], one["answer"]) for one in again] == [(0.0, "It is 4.")] * 3
+        assert sorted(one["_ng_replaced"]["answer"] for one in again) == [4, 4, 391]
+
+
 def test_a_mistake_of_the_grader_names_its_line(folder: Path, endpoint: ChatEndpoint) -> None:
     (folder / "grader.py").write_text("def grade(row, response):\n    return row['nosuch']\n")
     done = run(*SUMS, "--model", f"{endpoint.url}#m", "-o", "out")

@@ -19,6 +19,7 @@ from gym_serve.deployments.refinement_agent import RefinementAgent
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.single_turn_agent import SingleTurnAgent
 from gym_serve.transports import InlineTransport
+from gym_serve.types.errors import BadRequest
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "How much is 6 * 7?"}, "wanted": "42"}
 
@@ -155,6 +156,19 @@ async def test_where_a_critique_comes_from(hints: Any, settings: dict[str, Any],
         assert "6 * 7" in shown["content"]
         assert "41" in shown["content"]
         assert "42" not in shown["content"]
+
+
+async def test_a_critic_that_does_not_take_the_answer_sees_less_of_it() -> None:
+    class Narrow(Fake):
+        async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
+            if len(params["input"][-1]["content"]) > 2000:
+                raise BadRequest("too long")
+            return await super().responses(params)
+
+    model, critic = Fake([say("41" * 5000)], [say("42")]), Narrow([say("It is even.")])
+    rollout = await refining(model, Sums(), critic=critic).run(ROW)
+    assert rollout["all_attempts"][0]["critique"] == "It is even."
+    assert critic.asked[0][-1]["content"].endswith("4141")
 
 
 @pytest.mark.parametrize(("needs_correction", "attempts"), [(False, 1), (True, 3), ("no", 3), (None, 3)])

@@ -16,6 +16,8 @@ from gym_serve import (
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
 from gym_serve.transports import InlineTransport
+from gym_serve.types.errors import BadRequest
+from gym_serve.types.protocols import context_overflow_response
 
 ASKING = {"role": "user", "content": "A table, please."}
 ROW: dict[str, Any] = {"responses_create_params": {"instructions": "Book tables.", "input": [ASKING]}}
@@ -192,6 +194,30 @@ async def test_a_user_that_fails_is_not_the_policys_fault(turn: Any, kind: str) 
     assert rollout["mask_sample"] is True
     assert texts(rollout["user_transcript"])[-1] == ("user", "For how many?")
     assert env.closed == 1
+
+
+class Narrow(Fake):
+    """A model that takes short texts alone."""
+
+    def __init__(self, *turns: Any, refusal: Any) -> None:
+        super().__init__(*turns)
+        self.refusal = refusal
+
+    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
+        if sum(len(item["content"]) for item in params["input"] if item["role"] == "user") > 1000:
+            if isinstance(self.refusal, Exception):
+                raise self.refusal
+            return self.refusal
+        return await super().responses(params)
+
+
+@pytest.mark.parametrize("refusal", [BadRequest("refused"), context_overflow_response({})])
+async def test_a_policy_cannot_make_a_failure_of_what_the_user_does_not_take(refusal: Any) -> None:
+    user = Narrow("Oh.", "###STOP###", refusal=refusal)
+    rollout = await talk(Fake("For how many? " + "x" * 20_000, "Hm."), user, persona="Play.").run(ROW)
+    assert (rollout["reward"], rollout["conversation_end"]) == (0.0, "user"), rollout
+    assert texts(user.asked[0]["input"])[-1][1].startswith("For how many? xxx")
+    assert len(texts(rollout["user_transcript"])[-4][1]) > 20_000
 
 
 async def test_settings_of_the_user_and_a_scenario_that_is_an_object() -> None:

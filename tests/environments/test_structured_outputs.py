@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.environments import Bench, called, examples, said
 
 from gym_serve.environments.structured_outputs import StructuredOutputs
-from gym_serve.environments.structured_outputs.schemas import StrictSchema, ecma
+from gym_serve.environments.structured_outputs.schemas import Schema, ecma
 from gym_serve.environments.structured_outputs.worker import (
     Format,
     Unparsable,
@@ -58,7 +58,7 @@ async def test_example_row(row: dict[str, Any]) -> None:
 
 
 def fits(schema: Any, value: Any) -> bool:
-    return StrictSchema(json.dumps(schema)).problem_of(value) is None
+    return Schema(json.dumps(schema)).problem_of(value) is None
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,13 @@ def test_a_strict_schema(schema: Any, value: Any, fit: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "fit"), [({"a": 1, "b": ""}, True), ({"a": 1, "c": 1}, True), ({}, True), ({"a": "1"}, False)]
+)
+def test_a_schema_as_it_is(value: Any, fit: bool) -> None:
+    assert (Schema(json.dumps(FLAT), strict=False).problem_of(value) is None) is fit
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         '"text"',
@@ -106,7 +113,7 @@ def test_a_strict_schema(schema: Any, value: Any, fit: bool) -> None:
 )
 def test_a_broken_schema_is_no_zero(schema: str) -> None:
     with pytest.raises(InvalidRequest):
-        StrictSchema(schema).problem_of("x")
+        Schema(schema).problem_of("x")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +207,7 @@ async def test_a_failed_response_has_no_call() -> None:
 def problem_in(text: str, format_: Format) -> str | None:
     """Why a text is not a value of `FLAT`."""
     try:
-        return StrictSchema(json.dumps(FLAT)).problem_of(parse_text(text, format_))
+        return Schema(json.dumps(FLAT)).problem_of(parse_text(text, format_))
     except Unparsable as refused:
         return str(refused)
 
@@ -240,7 +247,7 @@ def test_any_text_is_parsed_or_not(text: str, format_: Format) -> None:
         value = parse_text(text, format_)
     except Unparsable:
         return
-    problem = StrictSchema(json.dumps(FLAT)).problem_of(value)
+    problem = Schema(json.dumps(FLAT)).problem_of(value)
     assert problem is None or isinstance(problem, str)
 
 
@@ -329,14 +336,14 @@ TREE = {"$defs": {"tree": _EITHER}, "$ref": "#/$defs/tree"}
     ],
 )
 def test_what_takes_long_elsewhere(schema: Any, value: Any, problem: str | None) -> None:
-    found = StrictSchema(json.dumps(schema)).problem_of(value)
+    found = Schema(json.dumps(schema)).problem_of(value)
     assert found is None if problem is None else problem in str(found)
 
 
 def test_a_reference_to_itself_is_the_rows_fault() -> None:
     loop = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
     with pytest.raises(InvalidRequest, match="refers to itself"):
-        StrictSchema(json.dumps(loop)).problem_of(1)
+        Schema(json.dumps(loop)).problem_of(1)
 
 
 INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}}

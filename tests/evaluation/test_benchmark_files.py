@@ -8,6 +8,7 @@ import yaml
 from gym_serve.evaluation import Benchmark, benchmark_names, find_benchmark
 from gym_serve.evaluation.checking import problems_of_benchmark
 from gym_serve.evaluation.plan import Request
+from gym_serve.evaluation.sources import file_rows
 from gym_serve.rollouts.rows import LocatedRow
 from gym_serve.types.errors import InvalidRequest, NotFound, Unavailable
 
@@ -186,3 +187,45 @@ def test_train_and_test_differ() -> None:
     first = [next(benchmark.rows(split, limit=1)) for split in ("train", "test")]
     assert all(isinstance(located, LocatedRow) and located.row for located in first)
     assert first[0].row != first[1].row
+
+
+CSV = """question,answer,zip,gold,flag,big,size,level
+q1,1.50,00501,None,True,18446744073709551617,3,1
+"q,2",3.0,01002,NA,False,9007199254740993,3.5,2
+
+q3,,10001,nan,True,-1,-2,
+q4,1,1,1,True,1,1,1,1
+q5
+"""
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t")])
+def test_a_value_of_csv_is_what_its_text_says(tmp_path: Path, suffix: str, delimiter: str) -> None:
+    file = tmp_path / f"rows{suffix}"
+    text = CSV.replace('"q,2"', "q2").replace(",", delimiter) if delimiter != "," else CSV
+    file.write_text("\ufeff" + text, "utf-8")
+    one, two, three, four, five = file_rows(str(file))
+    assert one.row == {
+        **{"question": "q1", "answer": "1.50", "zip": "00501", "gold": "None", "flag": True},
+        **{"big": 2**64 + 1, "size": 3, "level": 1},
+    }
+    assert two.row is not None
+    assert (two.row["answer"], two.row["gold"], two.row["big"], two.row["size"]) == (
+        "3.0",
+        "NA",
+        2**53 + 1,
+        3.5,
+    )
+    assert three.row is not None
+    assert (three.row["answer"], three.row["gold"], three.row["level"]) == (None, "nan", None)
+    assert (four.row, four.problem) == (None, "it has 9 values, and there are 8 columns")
+    assert five.row == {**dict.fromkeys(one.row), "question": "q5"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(b"a,a\n1,2\n", "two columns"), (b"a\n\xff\n", "cannot read")]
+)
+def test_a_file_of_csv_that_cannot_be_read_is_told(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "rows.csv").write_bytes(content)
+    with pytest.raises(InvalidRequest, match=problem):
+        list(file_rows(str(tmp_path / "rows.csv")))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_serve.evaluation.report import write_html
-from gym_serve.evaluation.results import Results, holm, results_of, sign_flip
+from gym_serve.evaluation.results import Results, holm, results_of
+from gym_serve.metrics.estimators import sign_flip
 
 AGENTS = {"sums--m": ("sums", "m")}
 
@@ -32,12 +33,27 @@ def rollout(row: int, reward: float, text: str = "4", **changes: Any) -> dict[st
     }
 
 
-def run(folder: Path, rollouts: list[dict[str, Any]], asked: int | None = None, **options: Any) -> Results:
+def run(
+    folder: Path,
+    rollouts: list[dict[str, Any]],
+    asked: int | None = None,
+    questions: list[str] | None = None,
+    **options: Any,
+) -> Results:
     folder.mkdir(exist_ok=True)
     file = folder / "rollouts.jsonl"
     file.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in rollouts))
-    rows = b'{"agent_ref": {"name": "sums--m"}}\n' * (len(rollouts) if asked is None else asked)
-    (folder / "rollouts_materialized_inputs.jsonl").write_bytes(rows)
+    rows = [
+        {"agent_ref": {"name": "sums--m"}, "benchmark_row": f"sums/{n}"}
+        for n in range(len(rollouts) if asked is None else asked)
+    ]
+    if questions is not None:
+        rows = [
+            {**row, "sum": question, "responses_create_params": {"input": question}}
+            for row, question in zip(rows, questions, strict=True)
+        ]
+    inputs = b"".join(orjson.dumps(row) + b"\n" for row in rows)
+    (folder / "rollouts_materialized_inputs.jsonl").write_bytes(inputs)
     record = {"gym_serve": "0", "models": [{"label": "m"}], "benchmarks": []}
     return results_of(file, AGENTS, record, **options)
 
@@ -52,6 +68,29 @@ def test_a_score_is_the_mean_over_rows(tmp_path: Path) -> None:
         "best@2": 1.0,
     }
     assert (cell.input_tokens, cell.output_tokens) == (50, 10)
+
+
+def test_a_masked_rollout_is_no_score(tmp_path: Path) -> None:
+    (cell,) = run(tmp_path, [rollout(0, 1), rollout(1, 0, mask_sample=True)]).cells
+    assert cell.score is not None
+    assert (cell.score.mean, cell.scored, cell.asked) == (1.0, 1, 2)
+    assert cell.health[0] == "1 of 2 rollouts have no score"
+
+
+def test_rows_that_are_solved_half_the_time_leave_their_mean_uncertain(tmp_path: Path) -> None:
+    (cell,) = run(tmp_path, [rollout(n, reward, level="one") for n in range(4) for reward in (0, 1)]).cells
+    for score in (cell.score, run(tmp_path, [rollout(n, n % 2) for n in range(8)]).cells[0].score):
+        assert score is not None
+        assert score.low is not None
+        assert score.high is not None
+        assert (score.mean, round(score.low, 3), round(score.high, 3)) == (0.5, 0.215, 0.785)
+
+
+def test_the_first_rollouts_of_a_row_are_not_the_quickest(tmp_path: Path) -> None:
+    short = [rollout(1, 0, said="7", _ng_rollout_index=n) for n in (1, 0)]
+    by_end = [rollout(0, float(n == 2), said=str(n), _ng_rollout_index=n) for n in (2, 1, 0)]
+    (cell,) = run(tmp_path, by_end + short, answers={"sums": "said"}).cells
+    assert (cell.reducers["best@2"], cell.reducers["majority@2"]) == (0.0, 0.0)
 
 
 def test_rollouts_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
@@ -87,6 +126,32 @@ def test_a_baseline_is_paired_by_row(tmp_path: Path) -> None:
     assert (difference.rows, difference.baseline, difference.mean) == (10, 0.0, 1.0)
     assert difference.p == 2 / 2**10
     assert difference.is_clear
+
+
+def test_a_baseline_of_other_rows_is_not_compared(tmp_path: Path) -> None:
+    asked = [f"{n} + 1" for n in range(13)]
+    run(tmp_path / "before", [rollout(n, n % 2) for n in range(12)], questions=asked[:12])
+    shifted = [asked[0], *asked[2:]]
+    now = run(
+        tmp_path / "now",
+        [rollout(n, n % 2) for n in range(12)],
+        questions=shifted,
+        baseline=tmp_path / "before" / "rollouts.jsonl",
+    )
+    (cell,) = now.cells
+    assert cell.difference is not None
+    assert cell.difference.rows == 1
+    assert cell.health[-1] == "11 rows asked something else in the baseline, and are not compared"
+
+
+def test_a_difference_may_go_either_way(tmp_path: Path) -> None:
+    run(tmp_path / "before", [rollout(n, 0) for n in range(12)])
+    now = run(
+        tmp_path / "now", [rollout(n, 0) for n in range(12)], baseline=tmp_path / "before" / "rollouts.jsonl"
+    )
+    difference = now.cells[0].difference
+    assert difference is not None
+    assert (difference.low, difference.high) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from tables import TABLES, needs_table
 
 from gym_serve.environments.structured_outputs import schemas
@@ -31,14 +30,13 @@ PENDING = "optional/ecmascript-regex.json"
 
 def _verdict(schema: object, value: object) -> bool | str:
     try:
-        return schemas.StrictSchema(json.dumps(schema)).problem_of(value) is None
+        return schemas.Schema(json.dumps(schema), strict=False).problem_of(value) is None
     except InvalidRequest as error:
         return error.message
 
 
 @needs_table("jsonschema")
-def test_every_disagreement_is_argued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schemas, "_strict", lambda schema: schema)
+def test_every_disagreement_is_argued() -> None:
     found: dict[str, list[str]] = {}
     total = 0
     for path in sorted(SUITE.rglob("*.json")):

@@ -190,7 +190,10 @@ def test_verdicts() -> None:
     assert compared(low, high).summary(0).estimates[0].verdict == "better"
     assert compared(high, low).summary(0).estimates[0].verdict == "worse"
     assert compared(mixed, mixed).summary(0).estimates[0].verdict == "no clear difference"
-    assert compared({0: [0.0]}, {0: [1.0]}).summary(0).estimates[0].verdict == "no clear difference"
+    for few in range(1, 6):
+        lost = compared({task: [1.0] for task in range(few)}, {task: [0.0] for task in range(few)})
+        (verdict,) = {(e.verdict, e.p) for e in lost.summary(0).estimates}
+        assert verdict == ("no clear difference", 2 / 2**few)
 
 
 def test_agents_are_told_apart() -> None:

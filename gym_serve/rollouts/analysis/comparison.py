@@ -2,7 +2,8 @@
 
 Every task has the same weight, and only tasks with a score in both runs count. Tasks with one number and
 different prompts are of different data sets: they are left out, unless the caller says by what tasks are
-identified. The 95% interval is the paired bootstrap: whole tasks are resampled. A task is *solved* by a run
+identified. The 95% interval is the paired bootstrap: whole tasks are resampled. It is too narrow for a few
+tasks (two that got worse alike have no width), so a sign-flip test has to agree. A task is *solved* by a run
 if more than half of its rollouts are, and *flips* if one run alone solves it.
 """
 
@@ -84,11 +85,14 @@ class Estimate:
     low: float | None  # None for a single task
     high: float | None
     method: str | None  # how the interval is made
+    p: float  # of the sign-flip test, see `sign_flip`
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse``, or ``no clear difference`` if the interval contains 0 (or there is none)."""
-        if self.low is None or self.high is None or self.low <= 0.0 <= self.high:
+        """``better``, ``worse``, or ``no clear difference`` if the interval contains 0 (or there is none), or
+        ``p`` is 0.05 or more.
+        """
+        if self.low is None or self.high is None or self.low <= 0.0 <= self.high or self.p >= 0.05:
             return "no clear difference"
         return "better" if self.low > 0.0 else "worse"
 
@@ -244,6 +248,7 @@ class _Pairs:
                 interval.get("low"),
                 interval.get("high"),
                 "paired bootstrap" if "low" in interval else None,
+                difference.chance(),
             )
 
 
