@@ -284,6 +284,51 @@ async def test_memory_is_limited(create: Create) -> None:
     assert (await box.exec("echo goes on", timeout=LONG)).ok
 
 
+TAKERS = {
+    "shared": "a = []\nwhile 1: a.append(mmap.mmap(-1, 1 << 20)); a[-1].write(b'x' * (1 << 20))",
+    "shared, and hidden": "libc.prctl(4, 0)\na = mmap.mmap(-1, 1 << 30)\nwhile 1: a.write(b'x' * (1 << 20))",
+    "tables of pages": "a = mmap.mmap(-1, 1 << 40, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, 1)\n"
+    "a.madvise(mmap.MADV_NOHUGEPAGE)\nfor i in range(1 << 19): a[i << 21]",
+    "a segment": "id = libc.shmget(0, 60 << 20, 0o1600)\na = libc.shmat(id, None, 0)\n"
+    "ctypes.memset(a, 1, 60 << 20)\nlibc.shmat(id, None, 0)\nlibc.shmdt(ctypes.c_void_p(a))\n"
+    "b = bytearray(b'x' * (20 << 20))\ntime.sleep(30)",
+}
+PRELUDE = "import ctypes, mmap, os, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
+
+
+@pytest.mark.parametrize("what", TAKERS)
+async def test_memory_of_any_kind_is_limited(create: Create, what: str) -> None:
+    box = await create(memory_mb=64)
+    done = await box.exec(["python3", "-c", PRELUDE + TAKERS[what]], timeout=LONG)
+    assert (done.status, done.ended) == (-signal.SIGKILL, "memory")
+    assert (await box.exec("wc -l </proc/sysvipc/shm", timeout=LONG)).stdout == b"1\n"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "os.memfd_create('a')",
+        "libc.shmget(0, 100 << 20, 0o1600) + 1 or 1 / 0",
+        "[libc.semget(0, 250, 0o1600) for _ in range(200)][-1] + 1 or 1 / 0",
+        "while 1: open(f'/tmp/{time.monotonic_ns()}', 'w')",
+    ],
+)
+async def test_memory_that_no_process_has_is_refused(create: Create, what: str) -> None:
+    box = await create(memory_mb=64, disk_mb=8)
+    assert (await box.exec(["python3", "-c", PRELUDE + what], timeout=LONG)).status == 1
+
+
+async def test_what_processes_share_counts_once(create: Create) -> None:
+    box = await create(memory_mb=256)
+    fork = "a = mmap.mmap(-1, 20 << 20)\na.write(b'x' * (20 << 20))\n"
+    fork += "for _ in range(20): os.fork() or (a[:], time.sleep(2), os._exit(0))\nwhile os.wait(): pass"
+    done = await box.exec(["python3", "-c", PRELUDE + fork], timeout=LONG)
+    assert b"ChildProcessError" in done.stderr, done
+    mapped = "f = open('/app/f', 'w+b')\nf.truncate(500 << 20)\na = mmap.mmap(f.fileno(), 0)\n"
+    mapped += "for _ in range(500): a.write(b'x' * (1 << 20))\ntime.sleep(0.5)"
+    assert (await box.exec(["python3", "-c", PRELUDE + mapped], timeout=LONG)).ok
+
+
 async def test_the_disk_is_limited(create: Create) -> None:
     box = await create(disk_mb=8)
     for folder in ("/app", "/usr", "/tmp", "/etc"):

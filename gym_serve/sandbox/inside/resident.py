@@ -50,6 +50,10 @@ _KEPT = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 8, 10, 31))
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _EMPTY = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/sched_debug")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_COUNTED, _SHARED = (b"RssAnon", b"VmSwap", b"VmPTE"), b"RssShmem"
+_WITHOUT_FILE = (b"/dev/zero (deleted)", b"/memfd:")  # what maps say of shared memory
+_SHARING_SECONDS = 0.05
+_SEMAPHORES, _QUEUES = "250 32000 32 128", "128"  # of a box: as few as Linux had by itself until 3.19
 _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
 _BACKLOG = 128
@@ -201,6 +205,17 @@ def _mount(config: dict[str, Any]) -> None:
     if (int(release[0]), int(release[1])) >= _FIRST_PID_LIMIT:
         with open("/box/proc/sys/kernel/pid_max", "w") as file:
             file.write(str(config["pids"]))
+    for name, value in (
+        ("shmall", str(config["memory"] // _PAGE)),
+        ("shm_rmid_forced", "1"),  # no segment outlives its users
+        ("sem", _SEMAPHORES),
+        ("msgmni", _QUEUES),
+    ):
+        try:
+            with open("/box/proc/sys/kernel/" + name, "w") as file:
+                file.write(value)
+        except OSError:  # before Linux 5.19, of the machine's root alone
+            pass
     for path in _READ_ONLY:
         if os.path.exists("/box" + path):
             _bind("/box" + path, "/box" + path)
@@ -226,7 +241,7 @@ def _cover(upper: str, key: str, config: dict[str, Any]) -> None:
 
 
 def _tmpfs(place: str, size: int, options: str = "mode=755") -> None:
-    text = f"size={size},{options}".encode()
+    text = f"size={size},nr_inodes={size // _PAGE},{options}".encode()
     _call(_libc.mount, b"tmpfs", place.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, text)
 
 
@@ -470,22 +485,25 @@ class Box:
         if now - self._looked < _LOOK_SECONDS or not self._alive():
             return
         self._looked = now
-        sizes = {}
-        for process in _processes():
-            try:
-                with open(f"/proc/{process}/statm") as file:
-                    _, resident, shared = file.read().split(None, 3)[:3]
-            except (OSError, ValueError):
-                continue
-            sizes[process] = (int(resident) - int(shared)) * _PAGE
-        if len(sizes) > self._config["pids"]:
+        processes, segments, limit = _processes(), _segments(), self._config["memory"]
+        own, shared = {}, {}
+        for process in processes:
+            own[process], shared[process] = _memory(process)
+        if len(processes) > self._config["pids"]:
             os.kill(-1, _signal.SIGKILL)
-        elif sum(sizes.values()) > self._config["memory"]:
-            largest = max(sizes, key=sizes.__getitem__)
-            session = _session(largest)
-            if session in self._running:
-                self._running[session].ended = OUT_OF_MEMORY
-            _signal_to(largest, _signal.SIGKILL)
+        elif segments + sum(own.values()) + sum(shared.values()) > limit:
+            until = now + _SHARING_SECONDS
+            sizes = {process: own[process] + _part(process, shared[process], until) for process in processes}
+            largest = max(processes, key=sizes.__getitem__)
+            if segments > sizes[largest]:  # whose they are is not known; with the last user, each goes
+                for command in self._running.values():
+                    command.ended = OUT_OF_MEMORY
+                os.kill(-1, _signal.SIGKILL)
+            elif segments + sum(sizes.values()) > limit:
+                session = _session(largest)
+                if session in self._running:
+                    self._running[session].ended = OUT_OF_MEMORY
+                _signal_to(largest, _signal.SIGKILL)
 
 
 def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> NoReturn:
@@ -647,6 +665,49 @@ def _remove(path: str) -> None:
 
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
+
+
+def _memory(process: int) -> tuple[int, int]:
+    """Memory of a process in bytes: its own, page tables included, and what it may share with others."""
+    sizes = {}
+    try:
+        with open(f"/proc/{process}/status", "rb") as file:
+            for line in file:
+                name, _, value = line.partition(b":")
+                if name in _COUNTED or name == _SHARED:
+                    sizes[name] = int(value.split()[0]) << 10
+    except OSError:
+        pass  # it has ended
+    return sum(sizes.get(name, 0) for name in _COUNTED), sizes.get(_SHARED, 0)
+
+
+def _part(process: int, shared: int, until: float) -> int:
+    """Of what a process may share, its part of the memory without a file: each page divided by those who
+    have it. What it has of the box's files counts as disk, and segments are counted as a whole. All of it
+    is the part of one that keeps others from looking, or has so many mappings that ``until`` passes."""
+    counts, part = False, 0
+    try:
+        with open(f"/proc/{process}/smaps", "rb") as file:
+            for line in file if shared else ():
+                words = line.split()
+                if b"-" in words[0]:
+                    if time.monotonic() > until:
+                        return shared
+                    counts = b" ".join(words[5:]).startswith(_WITHOUT_FILE)
+                elif counts and words[0] == b"Pss:":
+                    part += int(words[1]) << 10
+    except OSError:
+        return shared
+    return part
+
+
+def _segments() -> int:
+    """Memory of the segments of System V in bytes, also of those that no process has mapped."""
+    try:
+        with open("/proc/sysvipc/shm", "rb") as file:
+            return sum(int(line.split()[14]) for line in file.readlines()[1:])
+    except OSError:
+        return 0  # a kernel without them
 
 
 def _session(process: int) -> int:
