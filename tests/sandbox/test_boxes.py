@@ -32,7 +32,10 @@ from gym_serve.sandbox import (
     SandboxSpec,
     find_provider,
     find_sandbox,
+    resident_boxes,
+    templates,
 )
+from gym_serve.sandbox.cgroups import ControlGroups
 from gym_serve.sandbox.orphans import end_orphans
 from gym_serve.types.errors import GraphError, SessionLost, Unavailable
 
@@ -432,6 +435,23 @@ async def test_a_box_that_does_not_start(create: Create, tmp_path: Path) -> None
         await create(root=tmp_path)
 
 
+@pytest.mark.parametrize("what", ["create", "join"])
+async def test_a_box_whose_control_group_cannot_be_made(
+    create: Create, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(ControlGroups, "found", lambda: ControlGroups(tmp_path / "group"))
+    if what == "join":
+        (tmp_path / "group").mkdir()  # and what is made there has no list of processes
+        monkeypatch.setattr(ControlGroups, "create", lambda self, cpus: self._parent / "none")
+    provider = find_provider("bubblewrap")
+    assert isinstance(provider, Keeps)
+    with pytest.raises(Unavailable, match=r"a box does not start: .*No such file or directory"):
+        await provider.create(SandboxSpec(network="allowlist", allowed_hosts=("named.test",)))
+    await provider.stop()
+    assert os.listdir("/proc/self/fd") == files
+
+
 async def test_a_closed_box(create: Create) -> None:
     box = await create()
     waiting = asyncio.create_task(box.exec("sleep 100", timeout=LONG))
@@ -541,6 +561,28 @@ async def test_what_boxes_are_copies_of_is_killed() -> None:
     box = await provider.create(SandboxSpec())
     assert (await box.exec(["true"], timeout=LONG)).ok
     await box.close()
+    await provider.stop()
+    assert children() <= before
+
+
+async def test_what_boxes_are_copies_of_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident_boxes, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(templates, "_END_SECONDS", 0.5)
+    provider, before = find_provider("bubblewrap"), children()
+    assert isinstance(provider, Keeps)
+    await (await provider.create(SandboxSpec())).close()
+    stopped = children() - before
+    live = await provider.create(SandboxSpec())
+    for child in stopped:
+        psutil.Process(child).suspend()
+    with pytest.raises(Unavailable, match="a box does not start: not in time"):
+        await asyncio.wait_for(provider.create(SandboxSpec()), LONG)
+    box = await provider.create(SandboxSpec())
+    assert children() >= stopped
+    for each in (box, live):
+        assert (await each.exec(["true"], timeout=LONG)).ok
+        await each.close()
+    assert not children() & stopped  # with the last box of them
     await provider.stop()
     assert children() <= before
 

@@ -52,7 +52,7 @@ _EMPTY = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _COUNTED, _SHARED = (b"RssAnon", b"VmSwap", b"VmPTE"), b"RssShmem"
 _WITHOUT_FILE = (b"/dev/zero (deleted)", b"/memfd:")  # what maps say of shared memory
-_SHARING_SECONDS = 0.05
+_SHARING_SECONDS = 0.25  # of a processor, for one look
 _SEMAPHORES, _QUEUES = "250 32000 32 128", "128"  # of a box: as few as Linux had by itself until 3.19
 _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
@@ -492,7 +492,7 @@ class Box:
         if len(processes) > self._config["pids"]:
             os.kill(-1, _signal.SIGKILL)
         elif segments + sum(own.values()) + sum(shared.values()) > limit:
-            until = now + _SHARING_SECONDS
+            until = time.process_time() + _SHARING_SECONDS
             sizes = {process: own[process] + _part(process, shared[process], until) for process in processes}
             largest = max(processes, key=sizes.__getitem__)
             if segments > sizes[largest]:  # whose they are is not known; with the last user, each goes
@@ -691,13 +691,15 @@ def _part(process: int, shared: int, until: float) -> int:
             for line in file if shared else ():
                 words = line.split()
                 if b"-" in words[0]:
-                    if time.monotonic() > until:
+                    if time.process_time() > until:
                         return shared
                     counts = b" ".join(words[5:]).startswith(_WITHOUT_FILE)
                 elif counts and words[0] == b"Pss:":
                     part += int(words[1]) << 10
-    except OSError:
+    except PermissionError:
         return shared
+    except OSError:
+        return 0  # it has ended
     return part
 
 
