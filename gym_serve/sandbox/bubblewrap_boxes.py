@@ -23,7 +23,7 @@ from typing import Any
 
 from gym_serve.sandbox.boxes import Keeps, Listens, Sandbox, SandboxRefused, SandboxSpec
 from gym_serve.sandbox.egress import PORT, EgressProxy, proxy_variables
-from gym_serve.sandbox.inside.confinement import box_filter
+from gym_serve.sandbox.inside.confinement import box_filters
 from gym_serve.sandbox.providers import Bubblewrap, find_sandbox
 from gym_serve.sandbox.resident_boxes import ResidentBox
 from gym_serve.sandbox.templates import Copy, Template
@@ -127,7 +127,7 @@ def _config(spec: SandboxSpec, layer: Path | None, *, rootless: bool) -> dict[st
         "env": {**_VARIABLES, **(proxy_variables() if spec.network == "allowlist" else {}), **spec.env},
         "user": spec.user,
         "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
-        "filter": box_filter(os.uname().machine),
+        "filters": box_filters(),
         "replies": 0,
         "machine": False,
     }

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from support.ordinary_user import as_ordinary_user, why_not
-from support.sandboxes import children, needs_bubblewrap
+from support.sandboxes import ON_THE_FIRST, children, needs_bubblewrap
 from support.waiting import until, wait_until
 
 from gym_serve.sandbox import (
@@ -266,6 +266,16 @@ async def test_what_a_command_does_not_reach(create: Create, what: str) -> None:
     done = await box.exec(["/bin/bash", "-c", REACH[what]], timeout=LONG)
     assert done.stdout == b""
     assert (await box.exec("echo goes on", timeout=LONG)).ok
+
+
+async def test_what_a_command_can_do_to_the_first_process(create: Create) -> None:
+    box = await create()
+    done = await box.exec(["python3", "-c", ON_THE_FIRST], timeout=LONG)
+    assert (done.status, done.text) == (0, "")
+    # All that root may write there, had it no right to look into it.
+    write = "for f in /proc/1/* /proc/1/task/1/*; do (echo 19 >$f) 2>/dev/null && echo $f; done"
+    assert (await box.exec(write, timeout=LONG)).text == ""
+    assert (await box.exec("nice -n 5 nice; ps -p 1 -o comm=", timeout=LONG)).text.split()[0] == "5"
 
 
 @pytest.mark.parametrize("what", ["fork", "threads"])

@@ -47,7 +47,7 @@ _CAPABILITY_VERSION = 0x20080522
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SETFCAP
 _KEPT = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 8, 10, 31))
 
-_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+_READ_ONLY = ("/proc/1", "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _EMPTY = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/sched_debug")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _COUNTED, _SHARED = (b"RssAnon", b"VmSwap", b"VmPTE"), b"RssShmem"
@@ -77,6 +77,8 @@ def main() -> None:
         return
     config = marshal.loads(_message(0) or b"")
     _replies, _as_text = config["replies"], config["machine"]
+    # A program of 32 bits has other numbers, and this one may be of an image that has no other.
+    config["filter"] = config["filters"].get(os.uname().machine) if sys.maxsize >> 32 else None
     try:
         if config["overlays"]:
             _isolate(config)
@@ -258,12 +260,12 @@ def _enter(config: dict[str, Any]) -> None:
     for folder in (config["workdir"], *config["made"]):
         os.makedirs(folder, exist_ok=True)
     sys.path.clear()  # nothing is imported from the box
-    # Nobody but this process may look at it; and no signal from inside reaches one that it does not handle.
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _protect()
 
 
 def _enter_container(config: dict[str, Any]) -> None:
+    if os.getuid():
+        raise OSError(f"its first process must be root of the container, not user {os.getuid()}")
     _import_all()
     os.chdir("/")
     for folder in (config["workdir"], *config["made"]):
@@ -273,7 +275,14 @@ def _enter_container(config: dict[str, Any]) -> None:
         # The kernel lets a process with all ids of another one set its limits: no command has these two.
         os.setresgid(-1, -1, _ANOTHER_GROUP)
     except OSError:
-        pass  # not root
+        pass  # its namespace has one group, and the filter is all that there is
+    _protect()
+
+
+def _protect() -> None:
+    """Nobody but this process may look at it; and no signal from inside reaches one that it does not
+    handle, as Python does the one of Ctrl-C."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
