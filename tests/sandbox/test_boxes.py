@@ -342,6 +342,26 @@ async def test_what_processes_share_counts_once(create: Create) -> None:
     assert (await box.exec(["python3", "-c", PRELUDE + mapped], timeout=LONG)).ok
 
 
+GREEDY = {
+    "files on their way": "f = os.open('/dev/null', 0)\na = [socket.socketpair() for _ in range(500)]\n"
+    "for b, _ in a:\n  b.setblocking(False)\n  try:\n    while 1: socket.send_fds(b, [b'x'], [f] * 250)\n"
+    "  except OSError as error:\n    if error.errno == errno.ETOOMANYREFS: break",
+    "terminals": "try:\n  while 1: os.openpty()\nexcept OSError: pass",
+}
+
+
+@pytest.mark.parametrize("what", GREEDY)
+async def test_one_box_leaves_something_for_others(create: Create, what: str) -> None:
+    greedy = await create()
+    limits = "import errno, os, resource, socket, time\nh = resource.getrlimit(7)[1]\n"
+    limits += "resource.setrlimit(7, (h, h))\n"
+    await greedy.write("/greedy.py", f"{limits}{GREEDY[what]}\nopen('/app/x', 'w')\ntime.sleep(60)".encode())
+    wait = "python3 /greedy.py >/dev/null 2>&1 & until [ -e /app/x ]; do sleep 0.1; done"
+    assert (await greedy.exec(wait, timeout=LONG)).ok
+    box = await create()
+    assert (await box.exec(["python3", "-c", "import os; os.openpty()"], timeout=LONG)).ok
+
+
 async def test_the_disk_is_limited(create: Create) -> None:
     box = await create(disk_mb=8)
     for folder in ("/app", "/usr", "/tmp", "/etc"):

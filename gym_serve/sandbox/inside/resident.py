@@ -54,6 +54,8 @@ _COUNTED, _SHARED = (b"RssAnon", b"VmSwap", b"VmPTE"), b"RssShmem"
 _WITHOUT_FILE = (b"/dev/zero (deleted)", b"/memfd:")  # what maps say of shared memory
 _SHARING_SECONDS = 0.25  # of a processor, for one look
 _SEMAPHORES, _QUEUES = "250 32000 32 128", "128"  # of a box: as few as Linux had by itself until 3.19
+_TERMINALS = 32  # of a box: a machine has 3072 for all
+_OPEN_FILES = 4096  # of a command
 _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
 _BACKLOG = 128
@@ -105,6 +107,8 @@ def _copied() -> bool:
     """Make a copy of this process for each two sockets that come: its standard input and output. True in the
     copy; False at the end of the template."""
     _import_all()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # see `_run`
     gc.freeze()  # a look at it would copy it
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects what has ended
     way_in = _socket.socket(fileno=0)
@@ -201,7 +205,7 @@ def _mount(config: dict[str, Any]) -> None:
     _bind("/dev", "/box/dev")
     _tmpfs("/box/dev/shm", config["shared"], "mode=1777")
     _call(_libc.mount, b"devpts", b"/box/dev/pts", b"devpts", _MS_NOSUID | _MS_NOEXEC,
-          b"newinstance,ptmxmode=0666,mode=620")  # fmt: skip
+          b"newinstance,ptmxmode=0666,mode=620,max=%d" % _TERMINALS)  # fmt: skip
     _call(_libc.mount, b"proc", b"/box/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
     release = os.uname().release.split("-")[0].split(".")
     if (int(release[0]), int(release[1])) >= _FIRST_PID_LIMIT:
@@ -403,22 +407,24 @@ class Box:
             process = self._fork()
             if process == 0:
                 _run(request, self._config, theirs)
+            watched = {"in": ours[0], "out": ours[1], "err": ours[2], "end": os.pidfd_open(process)}
+            ours.append(watched["end"])
+            for name, end in watched.items():
+                os.set_blocking(end, False)
+                self._poll.register(end, select.EPOLLOUT if name == "in" else select.EPOLLIN)
+        except OSError:  # so many files of this user are watched that the kernel watches no further one
+            if process:
+                _signal_to(process, _signal.SIGKILL)
+            for end in ours:
+                os.close(end)
+            raise
         finally:
             for end in theirs:
                 os.close(end)
-            if not process:
-                for end in ours:
-                    os.close(end)
         # Read when it has ended: until it executes, others of the box may stop it.
         command.report = ours[3]
         self._running[process] = command
-        for name, end in zip(("in", "out", "err"), ours):  # noqa: B905 - three of four
-            os.set_blocking(end, False)
-            self._files[end] = (command, name)
-            self._poll.register(end, select.EPOLLOUT if name == "in" else select.EPOLLIN)
-        watched = os.pidfd_open(process)
-        self._files[watched] = (command, "end")
-        self._poll.register(watched, select.EPOLLIN)
+        self._files.update((end, (command, name)) for name, end in watched.items())
 
     def _fork(self) -> int:
         for _ in range(100):
@@ -499,15 +505,15 @@ class Box:
         for process in processes:
             own[process], shared[process] = _memory(process)
         if len(processes) > self._config["pids"]:
-            os.kill(-1, _signal.SIGKILL)
-        elif segments + sum(own.values()) + sum(shared.values()) > limit:
+            _signal_to(-1, _signal.SIGKILL)
+        elif processes and segments + sum(own.values()) + sum(shared.values()) > limit:
             until = time.process_time() + _SHARING_SECONDS
             sizes = {process: own[process] + _part(process, shared[process], until) for process in processes}
             largest = max(processes, key=sizes.__getitem__)
             if segments > sizes[largest]:  # whose they are is not known; with the last user, each goes
                 for command in self._running.values():
                     command.ended = OUT_OF_MEMORY
-                os.kill(-1, _signal.SIGKILL)
+                _signal_to(-1, _signal.SIGKILL)
             elif segments + sum(sizes.values()) > limit:
                 session = _session(largest)
                 if session in self._running:
@@ -531,7 +537,14 @@ def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> No
         environment.update(request["env"])
         if config["cores"]:
             os.sched_setaffinity(0, config["cores"])
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Of 0 bytes, the kernel would still start the machine's program for cores; of 1, it does not.
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        if config["overlays"]:
+            # Fewer than the first process may have: what a user has sent and nobody has taken counts for all
+            # boxes, and whoever is at the limit sends no file.
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            most = min(hard // 2, _OPEN_FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, most), most))
         os.chdir(request["cwd"] or config["workdir"])
         if request["op"] != "exec":
             report = 2
