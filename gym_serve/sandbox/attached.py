@@ -15,6 +15,7 @@ from aiohttp import ClientError
 
 from gym_serve.sandbox.boxes import SandboxSpec
 from gym_serve.sandbox.inside import resident
+from gym_serve.sandbox.inside.confinement import box_filters
 from gym_serve.sandbox.providers import RESIDENT
 
 STDOUT = 1
@@ -63,7 +64,7 @@ def settings_of(spec: SandboxSpec, *, machine: bool = False) -> dict[str, Any]:
         "user": user or None,
         "cores": list(range(spec.cpus)) if machine else [],
         "machine": machine,
-        "filter": b"",
+        "filters": box_filters(),
         "replies": 1,
     }
 

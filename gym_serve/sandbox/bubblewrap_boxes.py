@@ -23,7 +23,7 @@ from typing import Any
 
 from gym_serve.sandbox.boxes import Keeps, Listens, Sandbox, SandboxRefused, SandboxSpec
 from gym_serve.sandbox.egress import PORT, EgressProxy, proxy_variables
-from gym_serve.sandbox.inside.confinement import box_filter
+from gym_serve.sandbox.inside.confinement import box_filters
 from gym_serve.sandbox.providers import Bubblewrap, find_sandbox
 from gym_serve.sandbox.resident_boxes import ResidentBox
 from gym_serve.sandbox.templates import Copy, Template
@@ -70,15 +70,18 @@ class BubblewrapBoxes:
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
         bubblewrap = await asyncio.to_thread(self._confinement)
         try:
-            if self._template is None or not self._template.alive:
-                self._template = Template(bubblewrap)
-            process = await self._template.copy(spec.cpus)
+            template, before = self._template, None
+            if template is None or not template.alive:
+                before, template = template, Template(bubblewrap)
+                self._template = template
+            box = BubblewrapBox(await template.copy(spec.cpus), spec, layer)
+            async with box.beginning():
+                if before is not None:
+                    await before.leave()
+                await box.begin(_config(spec, layer, rootless=bubblewrap.user is None))
+                await box.take_files()
         except OSError as error:
             raise Unavailable(f"a box does not start: {error}") from error
-        box = BubblewrapBox(process, spec, layer)
-        async with box.beginning():
-            await box.begin(_config(spec, layer, rootless=bubblewrap.user is None))
-            await box.take_files()
         return box
 
     async def stop(self) -> None:
@@ -124,7 +127,7 @@ def _config(spec: SandboxSpec, layer: Path | None, *, rootless: bool) -> dict[st
         "env": {**_VARIABLES, **(proxy_variables() if spec.network == "allowlist" else {}), **spec.env},
         "user": spec.user,
         "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
-        "filter": box_filter(os.uname().machine),
+        "filters": box_filters(),
         "replies": 0,
         "machine": False,
     }
@@ -174,11 +177,14 @@ class BubblewrapBox(ResidentBox):
         self._stack = AsyncExitStack()
 
     async def take_files(self) -> None:
-        """Take the sockets that the first process has sent: it listens at them (`_ports`)."""
-        listeners = [socket.socket(fileno=file) for file in await self._copy.taken()]
-        for listener in listeners[:1]:
-            self._listener = listener
+        """Take the sockets that the first process has sent: it listens at them (`_ports`). Raises `OSError`:
+        it cannot join a control group."""
+        listeners = [socket.socket(fileno=file) for file in self._copy.taken()]
+        for listener in listeners:
             self._stack.callback(listener.close)
+        self._copy.join_group()
+        if listeners:
+            self._listener = listeners[0]
         for listener in listeners[1:]:
             await self._stack.enter_async_context(EgressProxy(listener, self._spec.allowed_hosts))
 

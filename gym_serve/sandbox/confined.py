@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from gym_serve.observe.catalogue import SANDBOX_RUNNING
+from gym_serve.sandbox.orphans import OwnFolder
 from gym_serve.sandbox.providers import VARIABLES, Confinement
 from gym_serve.workers.pool import ChildProcess
 
@@ -20,7 +19,7 @@ class ConfinedProcess:
     """A process that `start` has started, until `stop`."""
 
     def __init__(
-        self, confinement: Confinement, process: ChildProcess, folder: str | None, group: Path | None
+        self, confinement: Confinement, process: ChildProcess, folder: OwnFolder | None, group: Path | None
     ) -> None:
         self.reader = process.reader
         self.writer = process.writer
@@ -43,14 +42,15 @@ class ConfinedProcess:
     ) -> ConfinedProcess:
         """Start a command of the confinement; ``max_line`` is in bytes, for `reader`. Raises `OSError`."""
         groups = confinement.groups
-        folder = None if confinement.confines else tempfile.mkdtemp(prefix="gym-serve-sandbox-")
         group = None if groups is None else groups.create(cpus)
+        folder = None if confinement.confines else OwnFolder()
+        home = "/" if folder is None else folder.path
         try:
             process = await ChildProcess.start(
                 prepared(command, group),
-                {**VARIABLES, "HOME": folder or "/"},
+                {**VARIABLES, "HOME": home},
                 max_line=max_line,
-                folder=folder or "/",
+                folder=home,
                 stdout=stdout,
             )
         except BaseException:
@@ -71,9 +71,9 @@ class ConfinedProcess:
         return f"signal {end.status - 128}" if self._confinement.confines and end.status > 128 else str(end)
 
 
-def _remove(confinement: Confinement, folder: str | None, group: Path | None) -> None:
+def _remove(confinement: Confinement, folder: OwnFolder | None, group: Path | None) -> None:
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
     if group is not None and confinement.groups is not None:
         confinement.groups.remove(group)
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import h11
@@ -24,6 +26,7 @@ PORT = 3128
 
 _HTTP, _HTTPS = 80, 443
 _MOST_CONNECTIONS = 64
+_MOST_LOOKUPS = 4  # names that are looked up at the same time
 _WAIT_SECONDS = 30.0  # for the beginning of a request, for a name, and for a connection
 _MOST_BEGUN = 1 << 16  # bytes of the first message of TLS
 _CHUNK = 1 << 16
@@ -52,6 +55,8 @@ class EgressProxy:
         self._listener = listener
         self._hosts = HostList(hosts)
         self._tasks: set[asyncio.Task[None]] = set()
+        # Of its own: names that are slow, which a program may choose, make nobody else wait.
+        self._resolver = ThreadPoolExecutor(_MOST_LOOKUPS, "names")
 
     async def __aenter__(self) -> EgressProxy:
         self._server = await asyncio.start_server(self._accept, sock=self._listener)
@@ -62,6 +67,7 @@ class EgressProxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._resolver.shutdown(wait=False, cancel_futures=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= _MOST_CONNECTIONS:
@@ -88,24 +94,27 @@ class EgressProxy:
         """A connection to a host of the list. Raises `_Refusal`."""
         if not self._hosts.has(host):
             raise _Refusal(403, f"{host} is not one of the hosts that this box may reach")
-        loop = asyncio.get_running_loop()
-        literal = address_of(host) is not None
-        try:
-            looked_up = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = await asyncio.wait_for(looked_up, _WAIT_SECONDS)
-        except (OSError, UnicodeError, asyncio.TimeoutError):
-            raise _Refusal(502, f"there is no {host}") from None
-        addresses = dict.fromkeys(str(each[4][0]) for each in found)
-        admitted = [each for each in addresses if literal or self._hosts.admits(each)]
-        if not admitted:
-            raise _Refusal(403, f"{host} has no public address, and the list has none of its others")
-        for address in admitted:  # never the name: it could have another address by now
+        addresses = [host] if address_of(host) else await self._admitted(host, port)
+        for address in addresses:  # never the name: it could have another address by now
             try:
                 opened = await asyncio.wait_for(asyncio.open_connection(address, port), _WAIT_SECONDS)
             except (OSError, asyncio.TimeoutError):
                 continue
             return _Side(role, *opened)
         raise _Refusal(502, f"{host} does not answer")
+
+    async def _admitted(self, host: str, port: int) -> list[str]:
+        """The addresses of a name of the list that may be connected to. Raises `_Refusal`: there is none."""
+        look = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        looked_up = asyncio.get_running_loop().run_in_executor(self._resolver, look)
+        try:
+            found = await asyncio.wait_for(looked_up, _WAIT_SECONDS)
+        except (OSError, UnicodeError, asyncio.TimeoutError):
+            raise _Refusal(502, f"there is no {host}") from None
+        addresses = dict.fromkeys(str(each[4][0]) for each in found)
+        if not (admitted := [each for each in addresses if self._hosts.admits(each)]):
+            raise _Refusal(403, f"{host} has no public address, and the list has none of its others")
+        return admitted
 
     async def _tunnel(self, client: _Side, request: h11.Request) -> None:
         host, _, port = request.target.decode("ascii").rpartition(":")

@@ -28,7 +28,7 @@ from gym_serve.sandbox.cgroups import ControlGroups
 from gym_serve.sandbox.inside import main as inside  # also compiles it, once for all
 from gym_serve.sandbox.inside.confinement import MACHINES
 from gym_serve.sandbox.inside.resident import HOST, TEMPLATE
-from gym_serve.sandbox.orphans import FIRST, end_orphans
+from gym_serve.sandbox.orphans import FIRST, end_orphans, remove_folders
 from gym_serve.types.errors import GraphError
 
 logger = logging.getLogger("gym_serve")
@@ -302,6 +302,7 @@ def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Confinement
     """
     if name == "process":
         logger.warning("`sandbox: process` runs code with this user's rights; use it for trusted code only")
+        remove_folders()
         return PlainProcess()
     program = shutil.which("bwrap")
     if program is None:

@@ -27,6 +27,7 @@ from gym_serve.workers.pool import kill_group
 
 _MOST_FILES = 3  # that the first process sends
 _MAX_LINE = 1 << 16
+_END_SECONDS = 10.0
 
 
 class Template:
@@ -34,6 +35,7 @@ class Template:
 
     def __init__(self, bubblewrap: Bubblewrap) -> None:
         self.groups = bubblewrap.groups
+        self.stalled = False
         self._users = 1
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -53,14 +55,16 @@ class Template:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        """Whether it makes further copies."""
+        return self._process.poll() is None and not self.stalled
 
     async def copy(self, cpus: int) -> Copy:
         """Make a copy, of the processors ``cpus`` where there are control groups. Raises `OSError`."""
         (ours, theirs), (out, their_out) = socket.socketpair(), socket.socketpair()
         try:
             with theirs, their_out:
-                socket.send_fds(self._socket, [b"."], [theirs.fileno(), their_out.fileno()])
+                files = [theirs.fileno(), their_out.fileno()]
+                socket.send_fds(self._socket, [b"."], files, socket.MSG_DONTWAIT)
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE)
         except BaseException:
             ours.close()
@@ -111,18 +115,17 @@ class Copy:
         self._ending: asyncio.Task[None] | None = None
         SANDBOX_RUNNING.add(value=1)
 
-    async def taken(self) -> list[int]:
+    def taken(self) -> list[int]:
         """Take its handle, which it has sent, and return the other files that it sent with it."""
-        others = self._receive()
-        if self._process is not None and self._template.groups is not None:
-            self._group = self._template.groups.create(self._cpus)
-            (self._group / "cgroup.procs").write_text(_number(self._process))
-        return others
-
-    def _receive(self) -> list[int]:
         files = socket.recv_fds(self._out, 1, _MOST_FILES)[1]
         self._process = files[0] if files else None
         return files[1:]
+
+    def join_group(self) -> None:
+        """Have it join a control group, where there are such. Raises `OSError`."""
+        if self._process is not None and self._template.groups is not None:
+            self._group = self._template.groups.create(self._cpus)
+            (self._group / "cgroup.procs").write_text(_number(self._process))
 
     async def stop(self) -> None:
         """Kill it, and wait until it is gone, and with it all of its box. Safe to call again, also after a
@@ -134,9 +137,13 @@ class Copy:
     async def _stop(self) -> None:
         if self._process is None:  # it has not begun: it ends with its socket, or sends its handle first
             self.writer.close()
-            await _readable(self._out)
-            for file in self._receive():
-                os.close(file)
+            try:
+                await asyncio.wait_for(_readable(self._out), _END_SECONDS)
+            except asyncio.TimeoutError:
+                self._template.stalled = True  # somebody has stopped it; its copy will find nobody
+            else:
+                for file in self.taken():
+                    os.close(file)
         if self._process is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)

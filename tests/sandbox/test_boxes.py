@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from support.ordinary_user import as_ordinary_user, why_not
-from support.sandboxes import children, needs_bubblewrap
+from support.sandboxes import ON_THE_FIRST, children, needs_bubblewrap
 from support.waiting import until, wait_until
 
 from gym_serve.sandbox import (
@@ -32,7 +32,10 @@ from gym_serve.sandbox import (
     SandboxSpec,
     find_provider,
     find_sandbox,
+    resident_boxes,
+    templates,
 )
+from gym_serve.sandbox.cgroups import ControlGroups
 from gym_serve.sandbox.orphans import end_orphans
 from gym_serve.types.errors import GraphError, SessionLost, Unavailable
 
@@ -265,6 +268,16 @@ async def test_what_a_command_does_not_reach(create: Create, what: str) -> None:
     assert (await box.exec("echo goes on", timeout=LONG)).ok
 
 
+async def test_what_a_command_can_do_to_the_first_process(create: Create) -> None:
+    box = await create()
+    done = await box.exec(["python3", "-c", ON_THE_FIRST], timeout=LONG)
+    assert (done.status, done.text) == (0, "")
+    # All that root may write there, had it no right to look into it.
+    write = "for f in /proc/1/* /proc/1/task/1/*; do (echo 19 >$f) 2>/dev/null && echo $f; done"
+    assert (await box.exec(write, timeout=LONG)).text == ""
+    assert (await box.exec("nice -n 5 nice; ps -p 1 -o comm=", timeout=LONG)).text.split()[0] == "5"
+
+
 @pytest.mark.parametrize("what", ["fork", "threads"])
 async def test_processes_are_limited(create: Create, what: str) -> None:
     bombs = {
@@ -282,6 +295,71 @@ async def test_memory_is_limited(create: Create) -> None:
     done = await box.exec(["python3", "-c", "a = []\nwhile 1: a.append(bytearray(1 << 20))"], timeout=LONG)
     assert (done.status, done.ended) == (-signal.SIGKILL, "memory")
     assert (await box.exec("echo goes on", timeout=LONG)).ok
+
+
+TAKERS = {
+    "shared": "a = []\nwhile 1: a.append(mmap.mmap(-1, 1 << 20)); a[-1].write(b'x' * (1 << 20))",
+    "shared, and hidden": "libc.prctl(4, 0)\na = mmap.mmap(-1, 1 << 30)\nwhile 1: a.write(b'x' * (1 << 20))",
+    "tables of pages": "a = mmap.mmap(-1, 1 << 40, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, 1)\n"
+    "a.madvise(mmap.MADV_NOHUGEPAGE)\nfor i in range(1 << 19): a[i << 21]",
+    "a segment": "id = libc.shmget(0, 60 << 20, 0o1600)\na = libc.shmat(id, None, 0)\n"
+    "ctypes.memset(a, 1, 60 << 20)\nlibc.shmat(id, None, 0)\nlibc.shmdt(ctypes.c_void_p(a))\n"
+    "b = bytearray(b'x' * (20 << 20))\ntime.sleep(30)",
+}
+PRELUDE = "import ctypes, mmap, os, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
+
+
+@pytest.mark.parametrize("what", TAKERS)
+async def test_memory_of_any_kind_is_limited(create: Create, what: str) -> None:
+    box = await create(memory_mb=64)
+    done = await box.exec(["python3", "-c", PRELUDE + TAKERS[what]], timeout=LONG)
+    assert (done.status, done.ended) == (-signal.SIGKILL, "memory")
+    assert (await box.exec("wc -l </proc/sysvipc/shm", timeout=LONG)).stdout == b"1\n"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "os.memfd_create('a')",
+        "libc.shmget(0, 100 << 20, 0o1600) + 1 or 1 / 0",
+        "[libc.semget(0, 250, 0o1600) for _ in range(200)][-1] + 1 or 1 / 0",
+        "while 1: open(f'/tmp/{time.monotonic_ns()}', 'w')",
+    ],
+)
+async def test_memory_that_no_process_has_is_refused(create: Create, what: str) -> None:
+    box = await create(memory_mb=64, disk_mb=8)
+    assert (await box.exec(["python3", "-c", PRELUDE + what], timeout=LONG)).status == 1
+
+
+async def test_what_processes_share_counts_once(create: Create) -> None:
+    box = await create(memory_mb=256)
+    fork = "a = mmap.mmap(-1, 20 << 20)\na.write(b'x' * (20 << 20))\n"
+    fork += "for _ in range(20): os.fork() or (a[:], time.sleep(2), os._exit(0))\nwhile os.wait(): pass"
+    done = await box.exec(["python3", "-c", PRELUDE + fork], timeout=LONG)
+    assert b"ChildProcessError" in done.stderr, done
+    mapped = "f = open('/app/f', 'w+b')\nf.truncate(500 << 20)\na = mmap.mmap(f.fileno(), 0)\n"
+    mapped += "for _ in range(500): a.write(b'x' * (1 << 20))\ntime.sleep(0.5)"
+    assert (await box.exec(["python3", "-c", PRELUDE + mapped], timeout=LONG)).ok
+
+
+GREEDY = {
+    "files on their way": "f = os.open('/dev/null', 0)\na = [socket.socketpair() for _ in range(500)]\n"
+    "for b, _ in a:\n  b.setblocking(False)\n  try:\n    while 1: socket.send_fds(b, [b'x'], [f] * 250)\n"
+    "  except OSError as error:\n    if error.errno == errno.ETOOMANYREFS: break",
+    "terminals": "try:\n  while 1: os.openpty()\nexcept OSError: pass",
+}
+
+
+@pytest.mark.parametrize("what", GREEDY)
+async def test_one_box_leaves_something_for_others(create: Create, what: str) -> None:
+    greedy = await create()
+    limits = "import errno, os, resource, socket, time\nh = resource.getrlimit(7)[1]\n"
+    limits += "resource.setrlimit(7, (h, h))\n"
+    await greedy.write("/greedy.py", f"{limits}{GREEDY[what]}\nopen('/app/x', 'w')\ntime.sleep(60)".encode())
+    wait = "python3 /greedy.py >/dev/null 2>&1 & until [ -e /app/x ]; do sleep 0.1; done"
+    assert (await greedy.exec(wait, timeout=LONG)).ok
+    box = await create()
+    assert (await box.exec(["python3", "-c", "import os; os.openpty()"], timeout=LONG)).ok
 
 
 async def test_the_disk_is_limited(create: Create) -> None:
@@ -385,6 +463,23 @@ async def test_a_box_that_does_not_start(create: Create, tmp_path: Path) -> None
     (tmp_path / "proc").write_text("a file")
     with pytest.raises(Unavailable, match="a box does not start"):
         await create(root=tmp_path)
+
+
+@pytest.mark.parametrize("what", ["create", "join"])
+async def test_a_box_whose_control_group_cannot_be_made(
+    create: Create, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(ControlGroups, "found", lambda: ControlGroups(tmp_path / "group"))
+    if what == "join":
+        (tmp_path / "group").mkdir()  # and what is made there has no list of processes
+        monkeypatch.setattr(ControlGroups, "create", lambda self, cpus: self._parent / "none")
+    provider = find_provider("bubblewrap")
+    assert isinstance(provider, Keeps)
+    with pytest.raises(Unavailable, match=r"a box does not start: .*No such file or directory"):
+        await provider.create(SandboxSpec(network="allowlist", allowed_hosts=("named.test",)))
+    await provider.stop()
+    assert os.listdir("/proc/self/fd") == files
 
 
 async def test_a_closed_box(create: Create) -> None:
@@ -496,6 +591,28 @@ async def test_what_boxes_are_copies_of_is_killed() -> None:
     box = await provider.create(SandboxSpec())
     assert (await box.exec(["true"], timeout=LONG)).ok
     await box.close()
+    await provider.stop()
+    assert children() <= before
+
+
+async def test_what_boxes_are_copies_of_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident_boxes, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(templates, "_END_SECONDS", 0.5)
+    provider, before = find_provider("bubblewrap"), children()
+    assert isinstance(provider, Keeps)
+    await (await provider.create(SandboxSpec())).close()
+    stopped = children() - before
+    live = await provider.create(SandboxSpec())
+    for child in stopped:
+        psutil.Process(child).suspend()
+    with pytest.raises(Unavailable, match="a box does not start: not in time"):
+        await asyncio.wait_for(provider.create(SandboxSpec()), LONG)
+    box = await provider.create(SandboxSpec())
+    assert children() >= stopped
+    for each in (box, live):
+        assert (await each.exec(["true"], timeout=LONG)).ok
+        await each.close()
+    assert not children() & stopped  # with the last box of them
     await provider.stop()
     assert children() <= before
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.podman import BUSYBOX, PYTHON, containers, needs_podman, podman
+from support.sandboxes import ON_THE_FIRST
 from support.waiting import until
 
 from gym_serve import AsyncGym, Gym
@@ -196,6 +197,14 @@ async def test_files(create: Create) -> None:
     for refused in (box.read("/app/a/link", limit=10), box.read("/none"), box.get("/none")):
         with pytest.raises(SandboxRefused):
             await refused
+
+
+async def test_what_a_command_can_do_to_the_first_process(provider: SandboxProvider) -> None:
+    box = await provider.create(SandboxSpec(image=PYTHON, workdir="/app"))
+    done = await box.exec(["python3", "-c", ON_THE_FIRST], timeout=LONG)
+    assert (done.status, done.text) == (0, "")
+    assert (await box.exec("echo goes on", timeout=LONG)).ok
+    await box.close()
 
 
 async def test_a_closed_box(create: Create) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -333,6 +334,37 @@ async def test_what_is_checked_is_what_is_connected_to(
         writer.close()
     assert opened == [HERE]
     assert [host for host in internet.looked_up if host != HERE] == ["rebound.named.test"] * 2
+
+
+async def test_slow_names_make_nobody_else_wait(
+    internet: Internet, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup, answered = socket.getaddrinfo, threading.Event()
+
+    def slow(host: Any, *rest: Any, **more: Any) -> Any:
+        assert not host.startswith("slow") or answered.wait(60)
+        return lookup(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+
+    def head(name: str) -> bytes:
+        return f"GET http://{name}.test:{internet.ports[0]}/ HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+
+    connections = [await asyncio.open_connection(HERE, int(proxy.rpartition(":")[2])) for _ in range(64)]
+    for number, (_, writer) in enumerate(connections):
+        writer.write(head(f"slow{number}.named"))
+    await asyncio.sleep(0.5)
+    listener = socket.create_server((HERE, 0))
+    async with EgressProxy(listener, LIST):
+        asked = sent(f"http://{HERE}:{listener.getsockname()[1]}", head("named"))
+        work = asyncio.gather(asyncio.to_thread(int), asked)
+        try:
+            _, answer = await asyncio.wait_for(work, 20)
+        finally:
+            answered.set()
+    assert answer.startswith(b"HTTP/1.1 200")
+    for _, writer in connections:
+        writer.close()
 
 
 async def test_connections_are_few_and_end_with_the_proxy(internet: Internet) -> None:

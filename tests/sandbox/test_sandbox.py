@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -496,7 +498,10 @@ async def test_it_is_ended_before_others_for_lack_of_memory(python: SandboxedPyt
     assert run.stdout.strip() == "1000"
 
 
-async def test_the_process_dies_with_its_parent(name: SandboxName) -> None:
+async def test_the_process_dies_with_its_parent(
+    name: SandboxName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = f"""
 import asyncio, psutil
 from gym_serve.sandbox import Limits, SandboxedPython, find_sandbox
@@ -512,14 +517,22 @@ async def main():
 asyncio.run(main())
 """
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", program),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert parent.stdout is not None
     pids = [int(pid) for pid in (await parent.stdout.readline()).split()]
     assert pids
+    folders = os.listdir(tmp_path)
+    find_sandbox(name)  # another owner leaves what is in use
+    assert os.listdir(tmp_path) == folders
+    assert len(folders) == (name == "process")
     parent.kill()
     await parent.communicate()
     await until(lambda: not any(map(is_running, pids)))
+    find_sandbox(name)
+    assert not os.listdir(tmp_path)
 
 
 # Texts

@@ -48,12 +48,14 @@ class Cluster:
     Attributes:
         objects: by kind and name.
         waiting: what pods wait for, in the place of running: a reason.
+        user: whom the cluster has their containers run as.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.waiting: str | None = None
+        self.user = 0
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26)
@@ -107,7 +109,8 @@ class Cluster:
         self.processes[name] = await asyncio.create_subprocess_exec(
             # All but those of users: a pod's are the machine's.
             *("bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
-            *("--as-pid-1", "--die-with-parent", "--cap-add", "ALL", "--clearenv"),
+            *("--as-pid-1", "--die-with-parent", "--clearenv"),
+            *(("--unshare-user", "--uid", str(self.user)) if self.user else ("--cap-add", "ALL")),
             *("--ro-bind", "/usr", "/usr", *image.get(container["image"], ()), "--ro-bind", "/etc", "/etc"),
             *(*links, "--dir", "/app", "--dir", "/tmp", "--proc", "/proc", "--dev", "/dev"),
             *("--setenv", "PATH", "/usr/bin:/bin", *variables),

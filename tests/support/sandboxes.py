@@ -19,6 +19,7 @@ from gym_serve.types.errors import GraphError
 __all__ = [
     "AVAILABLE",
     "BOTH",
+    "ON_THE_FIRST",
     "check_remote_box",
     "children",
     "needs_bubblewrap",
@@ -66,6 +67,31 @@ def with_pytest(folder: Path) -> Path:
     shutil.copy(Path(pytest.__path__[0]).parent / "py.py", folder / "packages")
     (folder / "Dockerfile").write_text("FROM python:3\nCOPY packages /usr/lib/python3/dist-packages/\n")
     return folder
+
+
+ON_THE_FIRST = """
+import ctypes, os, resource, signal
+
+libc = ctypes.CDLL(None, use_errno=True)
+for each in set(signal.Signals) - {signal.SIGCHLD}:
+    os.kill(1, each)
+tries = {
+    "limit": lambda: resource.prlimit(1, resource.RLIMIT_CPU, (0, 0)),
+    "nice": lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+    "nice to all": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    "idle": lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+    "traced": lambda: libc.ptrace(16, 1, None, None) and (1 / 0),
+    "memory": lambda: open("/proc/1/mem", "wb"),
+    "file": lambda: os.pidfd_open(1) and libc.syscall(438, os.pidfd_open(1), 0, 0) < 0 and (1 / 0),
+}
+for name, attempt in tries.items():
+    try:
+        attempt()
+    except (OSError, ZeroDivisionError):
+        continue
+    print(name)
+"""
+"""A program that prints what it can do to the first process of a box, after each signal that there is."""
 
 
 async def check_remote_box(box: Sandbox) -> None:

@@ -64,13 +64,12 @@ _NOT_IN_BOXES = frozenset(
         *(
             "rt_tgsigqueueinfo",
             "get_robust_list",
-            "setpriority",
             "ioprio_set",
             "membarrier",
             "sync",
             "syncfs",
         ),
-        *("ptrace", "process_vm_readv", "process_vm_writev", "memfd_create", "shmget", "semget", "msgget"),
+        *("ptrace", "process_vm_readv", "process_vm_writev", "shmget", "semget", "msgget"),
         *("mq_open", "chroot", "name_to_handle_at", "pidfd_send_signal", "pidfd_open", "pidfd_getfd"),
         *("process_madvise", "process_mrelease"),
     )
@@ -151,16 +150,32 @@ def filter_program(machine: str, process: int) -> bytes:
     return _packed(_before(numbers)) + _packed(program) + _after(machine)
 
 
-def box_filter(machine: str) -> bytes:
-    """The filter for the commands of a box: no new namespaces, no mounts, and nothing of the machine's. The
-    limits of the first process are not theirs: one of processor time would end it."""
-    numbers = MACHINES[machine]
+@cache
+def box_filters() -> dict[str, bytes]:
+    """The filters for the commands of a box, by machine: no new namespaces, no mounts, and nothing of the
+    machine's.
+
+    The first process's limits, and its turns on the processors, are not theirs: a limit of processor time
+    would end it, and one that never has its turn answers nobody. Nor are files without a name, whose memory
+    is nowhere to be seen while they are on their way through a socket.
+    """
+    return {machine: _box_filter(numbers) for machine, numbers in MACHINES.items()}
+
+
+def _box_filter(numbers: _Machine) -> bytes:
     refused = {**_EVERYWHERE, **numbers.refused}
     return _packed(
         [
             *_before(numbers, _CLONE_NAMESPACES, met=_EPERM, otherwise=_ALLOW),
             *_by_argument(numbers.prlimit, 0, (1,), met=_EPERM, otherwise=_ALLOW),
             *_by_argument(numbers.ioctl, 1, (_TYPES_INTO_TERMINAL,), met=_EPERM, otherwise=_ALLOW),
+            (_EQUAL, 0, 6, refused.pop("setpriority")),  # but for the process that asks: PRIO_PROCESS, 0
+            (_LOAD, 0, 0, _ARGUMENTS[0]),
+            (_EQUAL, 0, 3, 0),
+            (_LOAD, 0, 0, _ARGUMENTS[1]),
+            (_EQUAL, 0, 1, 0),
+            (_RETURN, 0, 0, _ALLOW),
+            (_RETURN, 0, 0, _EPERM),
             *_refused(number for name, number in refused.items() if name not in _NOT_IN_BOXES),
         ]
     )

@@ -47,9 +47,15 @@ _CAPABILITY_VERSION = 0x20080522
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SETFCAP
 _KEPT = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 8, 10, 31))
 
-_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+_READ_ONLY = ("/proc/1", "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _EMPTY = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/sched_debug")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_COUNTED, _SHARED = (b"RssAnon", b"VmSwap", b"VmPTE"), b"RssShmem"
+_WITHOUT_FILE = (b"/dev/zero (deleted)", b"/memfd:")  # what maps say of shared memory
+_SHARING_SECONDS = 0.25  # of a processor, for one look
+_SEMAPHORES, _QUEUES = "250 32000 32 128", "128"  # of a box: as few as Linux had by itself until 3.19
+_TERMINALS = 32  # of a box: a machine has 3072 for all
+_OPEN_FILES = 4096  # of a command
 _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
 _BACKLOG = 128
@@ -73,6 +79,8 @@ def main() -> None:
         return
     config = marshal.loads(_message(0) or b"")
     _replies, _as_text = config["replies"], config["machine"]
+    # A program of 32 bits has other numbers, and this one may be of an image that has no other.
+    config["filter"] = config["filters"].get(os.uname().machine) if sys.maxsize >> 32 else None
     try:
         if config["overlays"]:
             _isolate(config)
@@ -99,6 +107,8 @@ def _copied() -> bool:
     """Make a copy of this process for each two sockets that come: its standard input and output. True in the
     copy; False at the end of the template."""
     _import_all()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # see `_run`
     gc.freeze()  # a look at it would copy it
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects what has ended
     way_in = _socket.socket(fileno=0)
@@ -195,12 +205,23 @@ def _mount(config: dict[str, Any]) -> None:
     _bind("/dev", "/box/dev")
     _tmpfs("/box/dev/shm", config["shared"], "mode=1777")
     _call(_libc.mount, b"devpts", b"/box/dev/pts", b"devpts", _MS_NOSUID | _MS_NOEXEC,
-          b"newinstance,ptmxmode=0666,mode=620")  # fmt: skip
+          b"newinstance,ptmxmode=0666,mode=620,max=%d" % _TERMINALS)  # fmt: skip
     _call(_libc.mount, b"proc", b"/box/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
     release = os.uname().release.split("-")[0].split(".")
     if (int(release[0]), int(release[1])) >= _FIRST_PID_LIMIT:
         with open("/box/proc/sys/kernel/pid_max", "w") as file:
             file.write(str(config["pids"]))
+    for name, value in (
+        ("shmall", str(config["memory"] // _PAGE)),
+        ("shm_rmid_forced", "1"),  # no segment outlives its users
+        ("sem", _SEMAPHORES),
+        ("msgmni", _QUEUES),
+    ):
+        try:
+            with open("/box/proc/sys/kernel/" + name, "w") as file:
+                file.write(value)
+        except OSError:  # before Linux 5.19, of the machine's root alone
+            pass
     for path in _READ_ONLY:
         if os.path.exists("/box" + path):
             _bind("/box" + path, "/box" + path)
@@ -226,7 +247,7 @@ def _cover(upper: str, key: str, config: dict[str, Any]) -> None:
 
 
 def _tmpfs(place: str, size: int, options: str = "mode=755") -> None:
-    text = f"size={size},{options}".encode()
+    text = f"size={size},nr_inodes={size // _PAGE},{options}".encode()
     _call(_libc.mount, b"tmpfs", place.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, text)
 
 
@@ -243,12 +264,12 @@ def _enter(config: dict[str, Any]) -> None:
     for folder in (config["workdir"], *config["made"]):
         os.makedirs(folder, exist_ok=True)
     sys.path.clear()  # nothing is imported from the box
-    # Nobody but this process may look at it; and no signal from inside reaches one that it does not handle.
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _protect()
 
 
 def _enter_container(config: dict[str, Any]) -> None:
+    if os.getuid():
+        raise OSError(f"its first process must be root of the container, not user {os.getuid()}")
     _import_all()
     os.chdir("/")
     for folder in (config["workdir"], *config["made"]):
@@ -258,7 +279,14 @@ def _enter_container(config: dict[str, Any]) -> None:
         # The kernel lets a process with all ids of another one set its limits: no command has these two.
         os.setresgid(-1, -1, _ANOTHER_GROUP)
     except OSError:
-        pass  # not root
+        pass  # its namespace has one group, and the filter is all that there is
+    _protect()
+
+
+def _protect() -> None:
+    """Nobody but this process may look at it; and no signal from inside reaches one that it does not
+    handle, as Python does the one of Ctrl-C."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -379,22 +407,24 @@ class Box:
             process = self._fork()
             if process == 0:
                 _run(request, self._config, theirs)
+            watched = {"in": ours[0], "out": ours[1], "err": ours[2], "end": os.pidfd_open(process)}
+            ours.append(watched["end"])
+            for name, end in watched.items():
+                os.set_blocking(end, False)
+                self._poll.register(end, select.EPOLLOUT if name == "in" else select.EPOLLIN)
+        except OSError:  # so many files of this user are watched that the kernel watches no further one
+            if process:
+                _signal_to(process, _signal.SIGKILL)
+            for end in ours:
+                os.close(end)
+            raise
         finally:
             for end in theirs:
                 os.close(end)
-            if not process:
-                for end in ours:
-                    os.close(end)
         # Read when it has ended: until it executes, others of the box may stop it.
         command.report = ours[3]
         self._running[process] = command
-        for name, end in zip(("in", "out", "err"), ours):  # noqa: B905 - three of four
-            os.set_blocking(end, False)
-            self._files[end] = (command, name)
-            self._poll.register(end, select.EPOLLOUT if name == "in" else select.EPOLLIN)
-        watched = os.pidfd_open(process)
-        self._files[watched] = (command, "end")
-        self._poll.register(watched, select.EPOLLIN)
+        self._files.update((end, (command, name)) for name, end in watched.items())
 
     def _fork(self) -> int:
         for _ in range(100):
@@ -470,22 +500,25 @@ class Box:
         if now - self._looked < _LOOK_SECONDS or not self._alive():
             return
         self._looked = now
-        sizes = {}
-        for process in _processes():
-            try:
-                with open(f"/proc/{process}/statm") as file:
-                    _, resident, shared = file.read().split(None, 3)[:3]
-            except (OSError, ValueError):
-                continue
-            sizes[process] = (int(resident) - int(shared)) * _PAGE
-        if len(sizes) > self._config["pids"]:
-            os.kill(-1, _signal.SIGKILL)
-        elif sum(sizes.values()) > self._config["memory"]:
-            largest = max(sizes, key=sizes.__getitem__)
-            session = _session(largest)
-            if session in self._running:
-                self._running[session].ended = OUT_OF_MEMORY
-            _signal_to(largest, _signal.SIGKILL)
+        processes, segments, limit = _processes(), _segments(), self._config["memory"]
+        own, shared = {}, {}
+        for process in processes:
+            own[process], shared[process] = _memory(process)
+        if len(processes) > self._config["pids"]:
+            _signal_to(-1, _signal.SIGKILL)
+        elif processes and segments + sum(own.values()) + sum(shared.values()) > limit:
+            until = time.process_time() + _SHARING_SECONDS
+            sizes = {process: own[process] + _part(process, shared[process], until) for process in processes}
+            largest = max(processes, key=sizes.__getitem__)
+            if segments > sizes[largest]:  # whose they are is not known; with the last user, each goes
+                for command in self._running.values():
+                    command.ended = OUT_OF_MEMORY
+                _signal_to(-1, _signal.SIGKILL)
+            elif segments + sum(sizes.values()) > limit:
+                session = _session(largest)
+                if session in self._running:
+                    self._running[session].ended = OUT_OF_MEMORY
+                _signal_to(largest, _signal.SIGKILL)
 
 
 def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> NoReturn:
@@ -504,7 +537,14 @@ def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> No
         environment.update(request["env"])
         if config["cores"]:
             os.sched_setaffinity(0, config["cores"])
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Of 0 bytes, the kernel would still start the machine's program for cores; of 1, it does not.
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        if config["overlays"]:
+            # Fewer than the first process may have: what a user has sent and nobody has taken counts for all
+            # boxes, and whoever is at the limit sends no file.
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            most = min(hard // 2, _OPEN_FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, most), most))
         os.chdir(request["cwd"] or config["workdir"])
         if request["op"] != "exec":
             report = 2
@@ -647,6 +687,51 @@ def _remove(path: str) -> None:
 
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
+
+
+def _memory(process: int) -> tuple[int, int]:
+    """Memory of a process in bytes: its own, page tables included, and what it may share with others."""
+    sizes = {}
+    try:
+        with open(f"/proc/{process}/status", "rb") as file:
+            for line in file:
+                name, _, value = line.partition(b":")
+                if name in _COUNTED or name == _SHARED:
+                    sizes[name] = int(value.split()[0]) << 10
+    except OSError:
+        pass  # it has ended
+    return sum(sizes.get(name, 0) for name in _COUNTED), sizes.get(_SHARED, 0)
+
+
+def _part(process: int, shared: int, until: float) -> int:
+    """Of what a process may share, its part of the memory without a file: each page divided by those who
+    have it. What it has of the box's files counts as disk, and segments are counted as a whole. All of it
+    is the part of one that keeps others from looking, or has so many mappings that ``until`` passes."""
+    counts, part = False, 0
+    try:
+        with open(f"/proc/{process}/smaps", "rb") as file:
+            for line in file if shared else ():
+                words = line.split()
+                if b"-" in words[0]:
+                    if time.process_time() > until:
+                        return shared
+                    counts = b" ".join(words[5:]).startswith(_WITHOUT_FILE)
+                elif counts and words[0] == b"Pss:":
+                    part += int(words[1]) << 10
+    except PermissionError:
+        return shared
+    except OSError:
+        return 0  # it has ended
+    return part
+
+
+def _segments() -> int:
+    """Memory of the segments of System V in bytes, also of those that no process has mapped."""
+    try:
+        with open("/proc/sysvipc/shm", "rb") as file:
+            return sum(int(line.split()[14]) for line in file.readlines()[1:])
+    except OSError:
+        return 0  # a kernel without them
 
 
 def _session(process: int) -> int:
