@@ -172,7 +172,6 @@ chaos: $(VENV)/.test
 	cd tests && RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$$($(CURDIR)/$(BIN)/python -c 'import secrets; print(secrets.token_hex())') $(CURDIR)/$(BIN)/python -m support.chaos --rollouts 5000 --kills 35 --minutes 20
 
 bench: $(VENV)/.test
-	$(BIN)/python -m benchmarks.model_server
 	$(BIN)/python -m benchmarks.rollouts
 	$(BIN)/python -m benchmarks.in_flight
 	$(BIN)/python -m benchmarks.long_episodes

@@ -1,15 +1,11 @@
 """How fast the viewer is on a large file: the first page, the index, filters, sorts, a rollout; and memory.
 
-    python -m benchmarks.viewer [--rollouts 300000] [--bytes 7000] [--folder DIR] [--inspect PYTHON]
+    python -m benchmarks.viewer [--rollouts 300000] [--bytes 7000] [--folder DIR]
 
 Writes a file of rollouts of about so many bytes each (61% of them token ids, as in a run that trains),
 opens it by ``gym-serve view`` with an empty cache, and asks what the page asks. Every filter and sort is
 asked once, so that no answer was kept; its figure is the median and the slowest. Memory is the peak of the
-server and the process that indexes together.
-
-With ``--inspect``, the Python of a virtual environment with inspect-ai, the same conversations are also
-written as an Inspect log and read by what its viewer's server calls: the log's headers and summaries, and one
-sample. Prints one JSON object.
+server and the process that indexes together. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -35,7 +31,6 @@ from benchmarks.harness.reports import machine
 
 JSON = dict[str, Any]
 _REPEATS = 8
-_INSPECT = Path(__file__).with_name("harness") / "inspect_log.py"
 
 
 def main() -> None:
@@ -46,7 +41,6 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=300_000)
     parser.add_argument("--bytes", type=int, default=7000)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--inspect", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
@@ -54,9 +48,6 @@ def main() -> None:
         write_rollouts(path, options.rollouts, options.bytes)
         found: JSON = {"machine": machine(), "rollouts": options.rollouts, "bytes": path.stat().st_size}
         found |= measure(path, options.rollouts, folder / "cache")
-        if options.inspect is not None:
-            asked = [os.fspath(options.inspect), os.fspath(_INSPECT), os.fspath(path), os.fspath(folder)]
-            found["inspect"] = orjson.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
     print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
 
 

@@ -16,7 +16,7 @@ from gym_serve.cli import local_ray
 
 T = TypeVar("T")
 
-__all__ = ["count_by_kind", "cpu_by_kind", "kind_of", "pss_mb_by_kind", "replicas"]
+__all__ = ["count_by_kind", "cpu_by_kind", "kind_of", "pss_mb_by_kind"]
 
 # By a part of the command line. Workers give themselves a title once they know what they are for.
 _KINDS = {
@@ -52,11 +52,6 @@ def pss_mb_by_kind() -> dict[str, float]:
 def count_by_kind() -> dict[str, int]:
     """How many processes there are."""
     return dict(Counter(kind for kind, _ in _read(lambda process: 0.0)))
-
-
-def replicas() -> list[psutil.Process]:
-    """The processes that are replicas now."""
-    return [process for kind, process in _read(lambda process: process) if kind == "replicas"]
 
 
 def kind_of(command: str) -> str:

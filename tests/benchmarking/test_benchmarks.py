@@ -12,9 +12,6 @@ import pytest
 from support.sandboxes import needs_bubblewrap
 
 import benchmarks
-from benchmarks.harness.uncounted import uncounted
-from gym_serve import Gym
-from gym_serve.observe import catalogue
 
 _MODULES = [import_module(f"benchmarks.{info.name}") for info in pkgutil.iter_modules(benchmarks.__path__)]
 COMMANDS = {module.__name__.rpartition(".")[2]: module for module in _MODULES if hasattr(module, "main")}
@@ -59,35 +56,7 @@ def test_long_episodes(run: Run, tmp_path: Path) -> None:
     assert shown.count("\n") == 4  # the header, and turns 1 and 10
 
 
-def test_capacity_reads_the_results_of_others(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(
-        SystemExit, match=r"rollouts\.json is missing: run `python -m benchmarks\.rollouts` first"
-    ):
-        run("capacity", "--results", tmp_path)
-    cpu_ms = dict.fromkeys(("driver", "agent", "policy", "weather"), 0.5)
-    summary = {"transports": "replica", "concurrency": 8, "cpu_ms": cpu_ms}
-    (tmp_path / "rollouts.json").write_bytes(orjson.dumps({"summary": [summary]}))
-    (tmp_path / "in_flight.json").write_bytes(orjson.dumps({"kb_per_rollout": cpu_ms}))
-    assert "| 6000 | 100 | driver | 0.05 | 1 | 3 |" in run(
-        "capacity", "--results", tmp_path, "--in-flight", 6000
-    )
-
-
 def test_soak_of_the_engine(run: Run, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as exit:
         run("soak", "--rows", 200, "--engine-only", "--output", tmp_path)
     assert not exit.value.code  # no row lost, none doubled
-
-
-def test_nothing_is_counted_where_the_cost_of_metrics_is_compared_with_none() -> None:
-    def counted() -> float:
-        metrics = (catalogue.CALLS, catalogue.ROLLOUTS, catalogue.TOKENS, catalogue.CPU_SECONDS)
-        return sum(point.value for metric in metrics for point in metric.points())
-
-    with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
-        before = counted()
-        with uncounted():
-            gym.run("environments/simple_weather/data/example.jsonl", limit=1)
-        assert counted() == before
-        gym.run("environments/simple_weather/data/example.jsonl", limit=1)
-        assert counted() > before
