@@ -304,7 +304,7 @@ async def test_all_tests_together_have_a_budget() -> None:
 
 
 async def test_long_programs_hold_up_nobody() -> None:
-    server = CodeGen(sandbox=AVAILABLE, num_processes=1, unit_test_timeout_secs=4)
+    server = CodeGen(sandbox=AVAILABLE, num_processes=1, unit_test_timeout_secs=2.5)
     await server.start()
     done: list[str] = []
 

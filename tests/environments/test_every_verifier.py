@@ -139,7 +139,7 @@ CASES: dict[str, Case] = {
     "google_search": Case({"mode": "replay"}),
     "gymnasium": Case({"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}}),
     "instruction_following": Case(
-        {"check_timeout_seconds": 0.5, "num_workers": 2},
+        {"check_timeout_seconds": 0.2, "num_workers": 2},
         rows=[
             {"verifier_metadata": {"instruction_id_list": list(_IFEVAL), "kwargs": list(_IFEVAL.values())}}
         ],
@@ -147,12 +147,12 @@ CASES: dict[str, Case] = {
         calls=False,
     ),
     "math_with_code": Case(
-        {"sandbox": AVAILABLE, "library_verifier_timeout_seconds": 0.5, "num_workers": 4},
+        {"sandbox": AVAILABLE, "library_verifier_timeout_seconds": 0.2, "num_workers": 4},
         num_examples=1,
         calls=False,
     ),
     "math_with_judge": Case(
-        {"should_use_judge": False, "library_verifier_timeout_seconds": 0.5, "num_workers": 4},
+        {"should_use_judge": False, "library_verifier_timeout_seconds": 0.2, "num_workers": 4},
         num_examples=1,
         calls=False,
     ),
@@ -174,7 +174,7 @@ CASES: dict[str, Case] = {
         num_examples=1,
         calls=False,
     ),
-    "reasoning_gym": Case({"num_processes": 2, "score_timeout_seconds": 0.5}, num_examples=1, calls=False),
+    "reasoning_gym": Case({"num_processes": 2, "score_timeout_seconds": 0.2}, num_examples=1, calls=False),
     "reward_model": Case({"conversation": "episode"}),
     "string_match": Case(
         rows=[
@@ -185,7 +185,7 @@ CASES: dict[str, Case] = {
         calls=False,
     ),
     "structured_outputs": Case(
-        {"validation_timeout_seconds": 0.5},
+        {"validation_timeout_seconds": 0.2},
         [
             *(
                 _schema({"type": "object", "properties": {"a": {"type": "integer"}}}, schema_type=format_)
