@@ -188,11 +188,12 @@ class _Tally:
         calls = sum(item.get("type") == "function_call" for item in output)
         usage = response.get("usage") or {}
         tokens = usage.get("output_tokens") or 0
-        has_tools = bool(rollout.get("responses_create_params", {}).get("tools"))
+        answered = bool(output) or "model_usage" in rollout  # not so of the agents oracle and nop
+        has_tools = answered and bool(rollout.get("responses_create_params", {}).get("tools"))
         self.counts.update(
             rollouts=1,
-            empty=not (text.strip() or calls),
-            cut=response.get("status") == "incomplete",
+            empty=answered and not (text.strip() or calls),
+            cut=answered and response.get("status") == "incomplete",
             tools=has_tools,
             no_call=has_tools and not calls,
             uncounted=bool(text) and not tokens,
@@ -263,7 +264,7 @@ class _Tally:
             if counts[name]:
                 yield f"{counts[name]:,} of {total:,} {what}"
         for limit, count in sorted(self.limits.items()):
-            yield f"{count:,} of {total:,} rollouts end at the limit {limit}, and are scored as they stand"
+            yield f"{count:,} of {total:,} rollouts were stopped by {limit}, and are scored as they stand"
         if counts["tools"] and counts["no_call"] == counts["tools"]:
             yield f"no answer calls a tool, though {counts['tools']:,} have tools"
         if self.letters and total >= 10 and (commonest := self.letters.most_common(1)[0])[1] == total:

@@ -131,6 +131,8 @@ def test_tasks_in_boxes_by_an_agent_of_their_graph(
     results = orjson.loads((folder / "out" / "results.json").read_bytes())
     assert [cell["score"]["mean"] for cell in results["cells"]] == [score]
     assert results["agent"] == {"name": agent}
+    stopped = f"1 of 1 rollouts were stopped by {agent}, and are scored as they stand"
+    assert results["cells"][0]["health"] == [stopped]
 
 
 def test_a_verdict_that_replaces_the_gold_is_verified_against_the_row(
