@@ -258,6 +258,8 @@ _SYNONYMS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\mathbb\s?([A-Z])(?![A-Za-z])": r"\\mathbb{\1}",
     r"\\(?:nicefrac|sfrac|xfrac)(?![A-Za-z])": r"\\frac",
     r"\\colon(?![A-Za-z])": ":",
+    r"(?:\{|^)\s?([^{}\\]{1,80}?)\s?\\choose(?![A-Za-z])\s?([^{}\\]{1,80}?)\s?(?:\}|$)": (r"\\binom{\1}{\2}"),
+    r"(?<=[\d})])\s?\\([dt]?binom)(?![A-Za-z])": r"\\cdot \\\1",  # else a digit before it is added
     r"(?<=\d|\))\s?\\deg(?:ree)?(?![A-Za-z])|\^\s?\{?\s?\\(?:text|mathrm)\s?\{o\}\s?\}?": r"^\\circ ",
     r"\*\*": "^",
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
@@ -277,6 +279,9 @@ _COMMA = re.compile(
 )
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX*]\s*10\s*\^")
 _MIXED = re.compile(r"(?<![\w.,/^}])(\d{1,30})\s+(\d{1,30})\s*/\s*(\d{1,30})(?![\w/]|[.,]\d)")
+_COEFFICIENT = re.compile(
+    r"(?<![\w.}])(\d{1,30})\s?\\[dt]?frac\s?(?:\{(\d{1,30})\}|(\d))\s?(?:\{(\d{1,30})\}|(\d))"
+)
 _RECURRING = re.compile(r"(?<![\w.\\}])(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\s?\{(\d{1,30})\}(?!\w)")
 _BASED = re.compile(
     r"(?<![\w.}\\])(\((?=\w+\)))?(\d[0-9A-Fa-f]*)(?(1)\))\s?"
@@ -521,7 +526,7 @@ def _spelled(text: str) -> str:
     text = _SCIENTIFIC.sub(_decimal, text)
     text = _TIMES_TEN.sub(r"\\times 10^", text)
     text = _LONG_EXPONENT.sub(r"^{\1}", text)
-    text = _MIXED.sub(_improper, text)
+    text = _COEFFICIENT.sub(_product, _MIXED.sub(_improper, text))
     text = _MODULUS.sub(r"\\pmod{\1}", _RECURRING.sub(_ratio, text))
     return _BASED.sub(_based, text)
 
@@ -548,6 +553,13 @@ def _decimal(number: re.Match[str]) -> str:
 def _improper(number: re.Match[str]) -> str:
     whole, over, under = int(number[1]), int(number[2]), int(number[3])
     return rf"\frac{{{whole * under + over}}}{{{under}}}" if over < under else number[0]
+
+
+def _product(number: re.Match[str]) -> str:
+    """``2\\frac{10}{3}`` as a product: only a proper fraction makes a mixed number."""
+    over, under = number[2] or number[3], number[4] or number[5]
+    is_mixed = int(over) < int(under)
+    return number[0] if is_mixed else rf"{number[1]} \cdot \frac{{{over}}}{{{under}}}"
 
 
 def _code(word: str) -> int:

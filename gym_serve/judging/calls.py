@@ -225,13 +225,20 @@ def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
     """The label of a reply; None if it is complete and has none, or contradicts itself. Raises
     VerifierFailed: it is empty, or broke off before its verdict.
     """
-    label = verdict_in(text, labels)
+    label, reason = verdict_in(text, labels), response.get("incomplete_details")
+    if label is not None and reason and not _is_first_or_last(label, without_thoughts(text)):
+        label = None  # of a thought, behind which another may have come
     if label is None:
-        if reason := response.get("incomplete_details"):
+        if reason:
             raise VerifierFailed(f"the judge's reply broke off before its verdict: {reason}")
         if not response.get("output"):
             raise VerifierFailed("the judge's reply is empty")
     return label
+
+
+def _is_first_or_last(label: str, text: str) -> bool:
+    start, end = text.find(label), text.rfind(label) + len(label)
+    return _NOTHING.fullmatch(text, end) is not None or not text[:start].strip(" \n\t*_`'\"([{<#")
 
 
 def _checked(response: JSON) -> Response:

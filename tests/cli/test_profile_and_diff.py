@@ -37,6 +37,18 @@ def test_profile_prints_what_to_train_on_next(run: str) -> None:
     assert listed[0].rstrip().endswith("Question 1?")
 
 
+@pytest.mark.parametrize("key", [(), ("--key", "id")])
+def test_the_rollouts_of_several_runs_are_all_counted(tmp_path: Path, key: tuple[str, ...]) -> None:
+    runs = [
+        write_lines(tmp_path / f"{reward}.jsonl", [rollout_of(n, 0, reward, id=f"q{n}") for n in range(5)])
+        for reward in (0.0, 1.0)
+    ]
+    report = json.loads(runner.invoke(main, ["profile", *map(str, runs), *key, "--json"]).stdout)
+    assert report["coverage"] == {"scored": 10, "asked": 10}
+    assert (report["mean_reward"]["value"], report["trainable_tasks"], report["tasks"]) == (0.5, 5, 5)
+    assert report["notes"] == []
+
+
 def test_failed_attempts_and_failed_rollouts_are_two_columns(run: str) -> None:
     failures = Path(run).with_name("out_failures.jsonl")
     (lost,) = failures.read_text().splitlines()

@@ -19,6 +19,18 @@ def wrong(gold: str, *answers: str) -> list[tuple[str, str, bool]]:
 
 
 BOXED: dict[str, list[tuple[str, str, bool]]] = {
+    "a number before a binomial or a fraction": [
+        *right("240", r"2\binom{10}{3}", r"2{10 \choose 3}", r"2\dbinom{10}{3}"),
+        *right("120", r"{10 \choose 3}", r"\binom{10}{3}"),
+        ("122", r"2\binom{10}{3}", False),
+        (r"\binom{4}{2}\binom{3}{1}", "18", True),
+        (r"\binom{n+1}{2}", r"{n+1 \choose 2}", True),
+        (r"\binom{n}{2}", r"{n \choose 3}", False),
+        *right(r"\frac{20}{3}", r"2\frac{10}{3}", r"2 \tfrac{10}3"),
+        *wrong(r"\frac{16}{3}", r"2\frac{10}{3}", r"2\frac{1}{3}"),
+        *right(r"\frac{7}{3}", r"2\frac{1}{3}", r"2\dfrac13"),
+        ("5", r"2\frac52", True),
+    ],
     "words behind a number": [
         *wrong("5", r"5\text{ or more}", r"5\text{ or less}", r"5\text{ at most}", r"5\text{ is wrong}"),
         *wrong("5", r"5\text{ is impossible}", r"5\text{ and above}", r"5\text{ hundred}"),

@@ -201,6 +201,7 @@ def test_a_task_is_a_benchmark() -> None:
     assert row["extra_body"] == {"stop": ["Q:", "</s>", "<|im_end|>"]}
     with TestClient(LmEval(metric="exact_match,flexible-extract")) as client, client.episode(row) as episode:
         assert episode.verify("12 pens").reward == 1.0
+        assert episode.verify("12 pens.\n\nQ: And 7 boxes?\nA: 28").reward == 1.0
         verdict = episode.verify("The answer is 13.")
     assert verdict.reward == 0.0
     assert verdict.model_dump()["lm_eval"] == {

@@ -323,6 +323,23 @@ def test_the_label_that_a_reply_ends_with_is_its_verdict(text: str, verdict: str
     assert label_of({"output": [{}]}, text, (EQUAL, OTHER)) == verdict
 
 
+CUT = {"output": [{}], "incomplete_details": {"reason": "max_output_tokens"}}
+
+
+@pytest.mark.parametrize("text", ["[[A=B]] because both are", "**[[A=B]]**, as", "They agree: [[A=B]]."])
+def test_a_reply_that_broke_off_behind_its_verdict_has_one(text: str) -> None:
+    assert label_of(CUT, text, (EQUAL, OTHER)) == EQUAL
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["If signs did not matter, [[A=B]]. But they do, as", "Not [[A=B]]</think> as", "<think>[[A=B]]"],
+)
+def test_a_reply_that_broke_off_in_a_thought_has_no_verdict(text: str) -> None:
+    with pytest.raises(VerifierFailed, match="broke off"):
+        label_of(CUT, text, (EQUAL, OTHER))
+
+
 @pytest.mark.parametrize(
     ("replies", "label", "asked"),
     [

@@ -41,6 +41,12 @@ def rows_of(name: str, include_path: str | None = None) -> Iterator[JSON]:
             yield _row(task_name, task, doc)
 
 
+def stops_of(task: Any) -> list[str]:
+    """The texts before which an answer of a task ends."""
+    until = (task.config.generation_kwargs or {}).get("until") or []
+    return [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+
+
 def _row(name: str, task: Any, doc: JSON) -> JSON:
     messages = task.fewshot_context(
         doc,
@@ -51,7 +57,7 @@ def _row(name: str, task: Any, doc: JSON) -> JSON:
     )
     options = task.config.generation_kwargs or {}
     params = {ours: options[theirs] for theirs, ours in _SAMPLING.items() if theirs in options}
-    stop = options.get("until") or []
+    stops = stops_of(task)
     return {
         "responses_create_params": {
             "max_output_tokens": _MAX_TOKENS,
@@ -59,7 +65,7 @@ def _row(name: str, task: Any, doc: JSON) -> JSON:
             "input": json.loads(messages),
         },
         # `stop` is no parameter of the Responses API; endpoints of Chat Completions take it.
-        **({"extra_body": {"stop": [stop] if isinstance(stop, str) else stop}} if stop else {}),
+        **({"extra_body": {"stop": stops}} if stops else {}),
         "lm_eval_task": name,
         "doc": json.loads(json.dumps(doc, default=str)),
     }

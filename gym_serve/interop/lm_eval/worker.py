@@ -15,6 +15,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
+from gym_serve.interop.lm_eval.tasks import stops_of
+
 
 class Scored(TypedDict):
     """The result."""
@@ -37,6 +39,9 @@ def work(request: tuple[str, str | None, dict[str, Any], str]) -> Scored:
     instance = Instance(
         request_type="generate_until", doc=doc, arguments=("", {}), idx=0, metadata=(name, 0, 1)
     )
+    # As lm-eval's engines do: not every endpoint ends an answer where the task says so.
+    for stop in stops_of(task):
+        text = text.partition(stop)[0]
     instance.resps = [text]
     for ensemble in task._filters:
         ensemble.apply([instance])

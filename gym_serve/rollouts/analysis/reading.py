@@ -58,13 +58,17 @@ class TaskKey:
         self._numbers = IntTable()
         self._seen = IntTable()
 
-    def apply(self, rollout: JSON) -> JSON:
-        """The rollout with the metadata of the task that it belongs to by this key; `InvalidRequest`
-        without."""
+    def apply(self, rollout: JSON, run: int = 0) -> JSON:
+        """The rollout with the metadata of the task that it belongs to by this key; `InvalidRequest` without.
+
+        ``run`` numbers the run that it is of: the first rollouts of a task in two runs are two rollouts.
+        """
         is_bare = "response" in rollout and rollout.keys().isdisjoint(METADATA_KEYS)
         index = 0 if is_bare else rollout_key(rollout)
+        if run and not is_bare:
+            index = digest([run, index])
         if self.field == TASK_INDEX and not is_bare:
-            return rollout
+            return {**rollout, "_ng_rollout_index": index} if run else rollout
         value = rollout.get("responses_create_params" if self.field == TASK_INDEX else self.field)
         if value is None:
             raise InvalidRequest(f"`{self.field}`, the field that identifies the task, is missing")
@@ -84,14 +88,14 @@ class TaskKey:
 def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> Iterator[JSON]:
     """The rollouts of runs, scored and failed, one at a time. Raises `InvalidRequest`: a file cannot be
     opened."""
-    for path in paths:
+    for run, path in enumerate(paths):
         failures = Outputs.of(path).failures
         for file in [path, *([failures] if failures.exists() else [])]:
             for where, line, problem in read_rows(file):
                 try:
                     if line is None:
                         raise InvalidRequest(str(problem))
-                    yield _checked(key.apply(line))
+                    yield _checked(key.apply(line, run))
                 except GymError as error:
                     problems.add(f"{where}: {error.message}")
 
@@ -100,7 +104,7 @@ class Asked(NamedTuple):
     """What runs asked for, read from the rows beside their files; nothing of a run without those."""
 
     rollouts: Counter[str]  # how many rollouts, by agent
-    rows: int  # how many rows of the data set they are of
+    rows: int  # how many rows of the data set they are of, in the run with most
     tasks: int  # how many tasks these are
 
     @property
@@ -117,10 +121,11 @@ def read_asked(paths: Iterable[Path], key: TaskKey | None = None) -> Asked:
     """What runs asked for."""
     key = key or TaskKey()
     rollouts: Counter[str] = Counter()
-    rows, tasks = 0.0, IntTable()
+    most, tasks = 0.0, IntTable()
     for outputs in map(Outputs.of, paths):
         if not outputs.inputs.exists():
             continue
+        rows = 0.0
         header = Header.read(outputs.header)
         repeats = header.expansion.get("repeats") if header is not None else None
         for _, row, _ in read_rows(outputs.inputs):
@@ -131,7 +136,8 @@ def read_asked(paths: Iterable[Path], key: TaskKey | None = None) -> Asked:
                 if row is not None and of_agent:
                     rows += 1 / of_agent
                     tasks[task_index(key.apply(row))] = 1
-    return Asked(rollouts, round(rows), len(tasks))
+        most = max(most, rows)
+    return Asked(rollouts, round(most), len(tasks))
 
 
 def agent_of(rollout: JSON) -> str:
