@@ -239,7 +239,9 @@ class Bubblewrap:
             # The kernel's settings twice: behind an empty folder, and read-only like all of /proc.
             *("--proc", "/proc", "--tmpfs", "/proc/sys"),
             *("--remount-ro", "/proc/sys", "--remount-ro", "/proc"),
-            *("--dev", "/dev", "--remount-ro", "/dev", "--chdir", "/tmp", "--remount-ro", "/"),
+            # Without the device that is memory of no file, and of no limit, where it is shared.
+            *("--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero", "--remount-ro", "/dev"),
+            *("--chdir", "/tmp", "--remount-ro", "/"),
             *_variables(),
         ]
 

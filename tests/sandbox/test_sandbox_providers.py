@@ -231,8 +231,8 @@ OWN = 7
 def verdict(architecture: int, number: int, *arguments: int, machine: str = "x86_64") -> int:
     """What the filter of process 7 says to a system call: a small interpreter of its instructions."""
     program = filter_program(machine, OWN)
-    first, second = (*arguments, 0, 0)[:2]
-    data = {0: number, 4: architecture, 16: first & 0xFFFFFFFF, 24: second & 0xFFFFFFFF}
+    places = zip((16, 24, 32, 40), (*arguments, 0, 0, 0, 0), strict=False)
+    data = {0: number, 4: architecture, **{place: value & 0xFFFFFFFF for place, value in places}}
     instructions = list(struct.iter_unpack("=HBBI", program))
     value = at = 0
     while True:
@@ -255,7 +255,10 @@ EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
     ("machine", "architecture", "number", "arguments", "expected"),
     [
         ("x86_64", X86, 0, (), ALLOWED),  # read
-        ("x86_64", X86, 9, (), ALLOWED),  # mmap
+        ("x86_64", X86, 9, (0, 1 << 20, 3, 0x22), ALLOWED),  # mmap, private
+        ("x86_64", X86, 9, (0, 1 << 20, 3, 0x01), ALLOWED),  # of a file
+        ("x86_64", X86, 9, (0, 1 << 20, 3, 0x21), EPERM),  # shared
+        ("x86_64", X86, 9, (0, 1 << 20, 3, 0x8023), EPERM),
         ("x86_64", X86, 53, (), ALLOWED),  # socketpair
         ("x86_64", X86, 56, (0x10000,), ALLOWED),  # clone of a thread
         ("x86_64", X86, 56, (17,), EPERM),
@@ -289,6 +292,7 @@ EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
         ("x86_64", X86, 204, (0,), ALLOWED),  # sched_getaffinity
         ("x86_64", X86, 141, (0, 0), EPERM),  # setpriority
         ("aarch64", ARM, 63, (), ALLOWED),  # read
+        ("aarch64", ARM, 222, (0, 1 << 20, 3, 0x21), EPERM),  # mmap
         ("aarch64", ARM, 220, (0x10000,), ALLOWED),
         ("aarch64", ARM, 220, (17,), EPERM),
         ("aarch64", ARM, 221, (), EPERM),  # execve

@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24)  # offsets in struct seccomp_data
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24, 32, 40)  # offsets in struct seccomp_data
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
 _CLONE_THREAD = 0x00010000
@@ -34,6 +34,7 @@ _CLONE_NAMESPACES = 0x7E020080  # CLONE_NEW*: of mounts, users, processes, netwo
 _NEWEST = 462  # mseal, of Linux 6.10; from 424 on, the numbers are the same on all machines
 
 _SIGNALS_OF_FILES = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to anybody when a file is ready
+_SHARED, _ANONYMOUS = 0x01, 0x20  # MAP_*
 _TYPES_INTO_TERMINAL = 0x5412  # TIOCSTI
 _SIGNALS_OF_SOCKETS = (0x8901, 0x8902, _TYPES_INTO_TERMINAL)  # FIOSETOWN, SIOCSPGRP
 _SHARED_CORE = (62,)  # PR_SCHED_CORE takes another process along
@@ -92,12 +93,14 @@ class _Machine(NamedTuple):
     fcntl: int
     ioctl: int
     prctl: int
+    mmap: int
     refused: dict[str, int]
 
 
 MACHINES = {
     "x86_64": _Machine(
         architecture=0xC000003E, clone=56, kill=62, tgkill=234, prlimit=302, fcntl=72, ioctl=16, prctl=157,
+        mmap=9,
         refused={
             "socket": 41, "fork": 57, "vfork": 58, "execve": 59, "execveat": 322,
             "tkill": 200, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "get_robust_list": 274,
@@ -118,6 +121,7 @@ MACHINES = {
     ),
     "aarch64": _Machine(
         architecture=0xC00000B7, clone=220, kill=129, tgkill=131, prlimit=261, fcntl=25, ioctl=29, prctl=167,
+        mmap=222,
         refused={
             "socket": 198, "execve": 221, "execveat": 281,
             "tkill": 130, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "get_robust_list": 100,
@@ -213,6 +217,12 @@ def _after(machine: str) -> bytes:
         *_by_argument(numbers.fcntl, 1, _SIGNALS_OF_FILES, met=_EPERM, otherwise=_ALLOW),
         *_by_argument(numbers.ioctl, 1, _SIGNALS_OF_SOCKETS, met=_EPERM, otherwise=_ALLOW),
         *_by_argument(numbers.prctl, 0, _SHARED_CORE, met=_EPERM, otherwise=_ALLOW),
+        (_EQUAL, 0, 5, numbers.mmap),  # shared memory stays, as a whole, until its last page is given back
+        (_LOAD, 0, 0, _ARGUMENTS[3]),
+        (_ANY_BIT, 0, 2, _SHARED),
+        (_ANY_BIT, 0, 1, _ANONYMOUS),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
     ]
     return _packed([*program, *_refused({**_EVERYWHERE, **numbers.refused}.values())])
 
