@@ -95,9 +95,7 @@ class ReferenceSetup:
                     async with places:
                         started = time.monotonic()
                         body, headers = orjson.dumps(row), {"content-type": "application/json"}
-                        async with client.post(
-                            f"{self._agent_url}/run", data=body, headers=headers
-                        ) as answer:
+                        async with client.post(url, data=body, headers=headers) as answer:
                             answer.raise_for_status()
                             rollout = orjson.loads(await answer.read())
                     rollout[LATENCY_FIELD] = time.monotonic() - started
