@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from benchmarks.harness.children import child
+import aiohttp
+import orjson
+
 from benchmarks.harness.processes import Census
 from benchmarks.harness.rounds import Advance, Setup
-from benchmarks.harness.work import graph
+from benchmarks.harness.work import ROOT, graph
 from benchmarks.loopback import RunningModelServer
-from benchmarks.reference.collecting import collect
 from gym_serve import AsyncGym, Gym
 from gym_serve.client.connection import HttpConnection
 from gym_serve.client.core import Core
+from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.servers.transport import Transport
 from gym_serve.transports import HttpTransport
 
@@ -76,8 +82,40 @@ class ReferenceSetup:
     async def collect(
         self, rows: list[dict[str, Any]], output: Path, concurrency: int, advance: Advance
     ) -> None:
-        """See `Setup.collect`."""
-        await collect(self._agent_url, rows, output, concurrency, advance)
+        """Post every row to the agent, so many at a time, and append what it answers to a file."""
+        url, places = f"{self._agent_url}/run", asyncio.Semaphore(concurrency)
+        written = 0
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=600)
+        with output.open("wb", buffering=0) as file:
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
+
+                async def one(row: dict[str, Any]) -> None:
+                    nonlocal written
+                    async with places:
+                        started = time.monotonic()
+                        body, headers = orjson.dumps(row), {"content-type": "application/json"}
+                        async with client.post(url, data=body, headers=headers) as answer:
+                            answer.raise_for_status()
+                            rollout = orjson.loads(await answer.read())
+                    rollout[LATENCY_FIELD] = time.monotonic() - started
+                    file.write(orjson.dumps(rollout) + b"\n")
+                    written += 1
+                    advance(written)
+
+                await asyncio.gather(*map(one, rows))
+
+
+@contextmanager
+def child(module: str, *arguments: str) -> Iterator[tuple[str, int]]:
+    """Run ``python -m module``, which prints its URL once it listens; its URL and process id."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process.pid
+        finally:
+            process.terminate()
 
 
 @contextmanager

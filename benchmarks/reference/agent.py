@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 from fastapi import FastAPI
 
-from benchmarks.reference.serving import serve
+from benchmarks.reference import serve
 
 client: aiohttp.ClientSession
 model_url, environment_url = sys.argv[1:]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from benchmarks.reference.serving import serve
+from benchmarks.reference import serve
 from gym_serve.environments.simple_weather import city_key, mentions, weather_in
 
 app = FastAPI()

@@ -30,7 +30,7 @@ from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.types.requests import JSON, problems_of
 
 if TYPE_CHECKING:
-    from gym_serve.evaluation.judge_trial import Question, Share, Trial, Way
+    from gym_serve.evaluation.judge_trial import Question, Trial, Way
     from gym_serve.graph.spec import Graph
 
 _DOUBTED = 6  # exit status
@@ -201,9 +201,6 @@ def _ways(environments: Iterable[str], chosen: str | None) -> tuple[dict[Way, st
 
 
 def _show(trial: Trial, cost: float | None) -> None:
-    def cells(one: Share) -> tuple[str, str, str]:
-        return f"{100 * one.share:.1f}%", f"{100 * one.low:.1f} to {100 * one.high:.1f}", f"{one.of:,}"
-
     print_table(
         ("", "share", "95% interval", "of"),
         [

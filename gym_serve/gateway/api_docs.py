@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -188,23 +188,11 @@ _POLICY: dict[str, dict[str, Any]] = {
 }
 """What the gateway itself answers for a model, by operation."""
 
-_CODES: dict[int, list[str]] = {errors.GymError.status: [errors.GymError.code]}
-"""Codes of the failures by status, without those of base classes."""
-for _name in errors.__all__:
-    _error = getattr(errors, _name)
-    if isinstance(_error, type) and issubclass(_error, errors.GymError) and not _error.__subclasses__():
-        _CODES.setdefault(_error.status, []).append(_error.code)
-
-_OF_A_SERVER = (400, 404, 409, 410, 422, 424, 429, 500, 503, 504)
-_OF_EVERYONE = (403,)  # a web page of another origin
-_OF_A_PAGE = {
-    "health": (503,),
-    "pressure": (503, 504),
-    "stats": (503, 504),
-    **dict.fromkeys(("run", *_BATCH), (*_OF_A_SERVER, 413)),
-    LIST: (500, 503),
-    **dict.fromkeys((LOOK, STOP), (404, 409, 500, 503, 504)),
+_FAILED = {
+    "Error": "a failure, whose `code` and status are those of docs/errors.md",
+    "McpError": "refused, by the graph or by the protocol",
 }
+"""The answers of all operations that are no answers of 200, by their schemas."""
 
 
 def _parameter(
@@ -262,10 +250,6 @@ def openapi(
         for op, operation in {**(operations or {}), **faced}.items():
             item = _path_item(nodes[name], op, operation, schemas)
             paths.setdefault(f"/{name}/{_route(op)}", {}).update(item)
-    if secured:
-        for item in paths.values():
-            for operation in item.values():
-                operation["responses"]["401"] = {"$ref": "#/components/responses/401"}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "gym_serve", "version": "1"},
@@ -277,8 +261,8 @@ def openapi(
             "parameters": _PARAMETERS,
             "headers": _HEADERS,
             "responses": {
-                str(status): _answer(", ".join(codes), {"$ref": "#/components/schemas/Error"})
-                for status, codes in sorted(_CODES.items())
+                name: _answer(description, {"$ref": f"#/components/schemas/{name}"})
+                for name, description in _FAILED.items()
             },
         },
     }
@@ -350,32 +334,21 @@ def _path_item(
         "tags": [node.name] if node else [],
         "summary": str(operation.get("summary", "")),
         "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in parameters],
-        "responses": {"200": done, **_failures(node, op, with_body=bool(request))},
+        "responses": {"200": done, **_failures(node, op)},
     }
     if request:
         described["requestBody"] = {"required": True, "content": _content(request)}
     return {str(operation.get("method", "GET")).lower(): described}
 
 
-def _failures(node: Node | None, op: str, *, with_body: bool) -> dict[str, Any]:
-    """The failed answers of an operation, by status."""
-    if op == "mcp":
-        refused = _answer(
-            "refused, by the graph or by the protocol", {"$ref": "#/components/schemas/McpError"}
-        )
-        own = dict.fromkeys(("400", "404", "406", "415", "422"), refused)
-        accepted = {"description": "a notification", "headers": _answer("", {})["headers"]}
-        return {"202": accepted, **_referred((403, 409, 413, 424, 429, 500, 503, 504)), **own}
-    if node is None:
-        return _referred((*_OF_EVERYONE, *_OF_A_PAGE.get(op, ())))
-    own = _referred((*_OF_EVERYONE, *_OF_A_SERVER, *((413,) if with_body else ())))
-    if node.url is None:
-        return own
-    return {**own, "default": _answer("the answer of the remote server", {})}
-
-
-def _referred(statuses: Iterable[int]) -> dict[str, Any]:
-    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
+def _failures(node: Node | None, op: str) -> dict[str, Any]:
+    """What else an operation answers."""
+    if node is not None and node.url is not None and op not in _MCP:
+        return {"default": _answer("a failure, or the answer of the remote server", {})}
+    if op != "mcp":
+        return {"default": {"$ref": "#/components/responses/Error"}}
+    accepted = {"description": "a notification", "headers": _answer("", {})["headers"]}
+    return {"202": accepted, "default": {"$ref": "#/components/responses/McpError"}}
 
 
 def _answer(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
