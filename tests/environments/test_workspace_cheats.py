@@ -1,9 +1,9 @@
 # ruff: noqa: E501 - commands, one a line
 """A catalogue of cheats: what an agent does in its box in place of the task earns 0, and masks nothing.
 
-Each is a command for the tool `bash`. Those of `CHEATS` and `HARBOR` first earn 1 of a naive grader: one that has
-its tests in the agent's box, runs them there at the end, and believes their exit status or the file of their
-reward. Then they earn 0. `ATTACKS` would keep a grader from a verdict, or come to nothing. The hidden tests of the
+Each is a command for the tool `bash`. Those of `CHEATS` and `HARBOR` earn 1 of a naive grader: one that has its
+tests in the agent's box, runs them there at the end, and believes their exit status or the file of their reward
+(`make slow`; a few always). Here they earn 0. `ATTACKS` would keep a grader from a verdict, or come to nothing. The hidden tests of the
 first part import the agent's code; the second part is a task of Harbor, whose script writes the reward. All
 attacks are on the box's own files and processes.
 """
@@ -11,7 +11,7 @@ attacks are on the box's own files and processes.
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -217,27 +217,26 @@ async def bench(
     await bench.host.stop()
 
 
-async def reward_after(
-    bench: Bench,
-    row: dict[str, Any],
-    command: str,
-    naive: Callable[[], Awaitable[bool]] | None = None,
-    there: Mapping[str, str] = {},  # a constant
-) -> dict[str, Any]:
-    """The verdict on what a command did, with which a naive grader, whose tests are ``there``, is content."""
-    if naive is not None:
-        await bench.call("seed_session", row)
-        for name, text in there.items():
-            await bench.tool("write_file", path=f"/tests/{name}", content=text)
-        await bench.tool("bash", command=command)
-        assert await naive()
-        await bench.call("close_session")
-        bench.session = None
+async def reward_after(bench: Bench, row: dict[str, Any], command: str) -> dict[str, Any]:
+    """The verdict on what a command did."""
     await bench.call("seed_session", row)
     await bench.tool("bash", command=command)
     verdict = await asyncio.wait_for(bench.verify(row, []), 60)
     await bench.call("close_session")
     return verdict
+
+
+async def printed_after(
+    bench: Bench, row: dict[str, Any], command: str, tests: Mapping[str, str], grader: str
+) -> dict[str, Any]:
+    """What a naive grader, whose tests are in the agent's box, prints after a command, and its exit status."""
+    await bench.call("seed_session", row)
+    for name, text in tests.items():
+        await bench.tool("write_file", path=f"/tests/{name}", content=text)
+    await bench.tool("bash", command=command)
+    answer: dict[str, Any] = await bench.tool("bash", command=grader)
+    await bench.call("close_session")
+    return answer
 
 
 def row_of(image: Path) -> dict[str, Any]:
@@ -266,14 +265,27 @@ def test_the_catalogue() -> None:
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 
 
-@pytest.mark.parametrize(
-    "cheat", [pytest.param(each, marks=needs_gcc) if "gcc" in CHEATS[each] else each for each in CHEATS]
-)
-async def test_a_cheat_earns_nothing(bench: Bench, image: Path, cheat: str) -> None:
-    async def naive() -> bool:
-        return bool((await bench.tool("bash", command=NAIVE))["exit_status"] == 0)
+def each_of(catalogue: Mapping[str, str], slow_after: int | None = None) -> list[Any]:
+    """Names, as parameters; those behind the first ``slow_after`` are for `make slow`."""
+    return [
+        pytest.param(
+            name,
+            marks=[needs_gcc] * ("gcc" in command)
+            + [pytest.mark.slow] * (slow_after is not None and place >= slow_after),
+        )
+        for place, (name, command) in enumerate(catalogue.items())
+    ]
 
-    verdict = await reward_after(bench, row_of(image), CHEATS[cheat], naive, NAIVE_TESTS)
+
+@pytest.mark.parametrize("cheat", each_of(CHEATS, 3))
+async def test_a_naive_grader_believes_it(bench: Bench, image: Path, cheat: str) -> None:
+    printed = await printed_after(bench, row_of(image), CHEATS[cheat], NAIVE_TESTS, NAIVE)
+    assert printed["exit_status"] == 0
+
+
+@pytest.mark.parametrize("cheat", each_of(CHEATS))
+async def test_a_cheat_earns_nothing(bench: Bench, image: Path, cheat: str) -> None:
+    verdict = await reward_after(bench, row_of(image), CHEATS[cheat])
     assert verdict["reward"] == 0.0, verdict
     assert verdict["reason"]
 
@@ -367,14 +379,21 @@ async def test_an_honest_answer_to_a_task_of_harbor(bench: Bench, task: Path) ->
     assert (verdict["reward"], verdict["rewards"]) == (1.0, {"reward": 1.0}), verdict
 
 
+NAIVE_OF_HARBOR = (
+    "(bash /tests/test.sh >&2; cat /logs/verifier/reward.json || cat /logs/verifier/reward.txt) 2>/dev/null"
+)
+
+
+@pytest.mark.parametrize("cheat", each_of(HARBOR, 2))
+async def test_a_naive_grader_of_a_task_of_harbor_believes_it(bench: Bench, task: Path, cheat: str) -> None:
+    row = {"task": str(task)}
+    printed = await printed_after(bench, row, HARBOR[cheat], {"test.sh": SCRIPT}, NAIVE_OF_HARBOR)
+    assert json.loads(printed["output"]) in (1, {"reward": 1})
+
+
 @pytest.mark.parametrize("cheat", HARBOR)
 async def test_a_cheat_earns_nothing_of_a_task_of_harbor(bench: Bench, task: Path, cheat: str) -> None:
-    async def naive() -> bool:
-        found = "cat /logs/verifier/reward.json || cat /logs/verifier/reward.txt"
-        answer = await bench.tool("bash", command=f"(bash /tests/test.sh >&2; {found}) 2>/dev/null")
-        return json.loads(answer["output"]) in (1, {"reward": 1})
-
-    verdict = await reward_after(bench, {"task": str(task)}, HARBOR[cheat], naive, {"test.sh": SCRIPT})
+    verdict = await reward_after(bench, {"task": str(task)}, HARBOR[cheat])
     assert verdict["reward"] == 0.0, verdict
 
 
