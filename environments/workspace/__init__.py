@@ -80,7 +80,7 @@ class WorkspaceVerdict(Verdict):
     """The reward and what it was given for."""
 
     rewards: dict[str, float] | None = None  # all rewards that a task of Harbor wrote
-    exit_status: int | None = None  # exit status of the tests; None if they did not run
+    exit_status: int | None = None  # exit status of the tests; None if they did not end
     test_output: str = ""  # the end of what they wrote
 
 
@@ -392,8 +392,9 @@ class Workspace(ResourcesServer):
         verdict = await self._tested(task, spec, files, *task.tests, runs=2)
         if verdict.reward > 0:
             forged = await self._tested(task, spec, files, *task.tests, task.must_fail)
-            if forged.exit_status == 0:
-                reason = "tests that must fail succeed as well: the agent's code forges their outcome"
+            if not forged.exit_status:
+                found = f"do not end: {forged.reason}" if forged.exit_status is None else "succeed as well"
+                reason = f"tests that must fail {found}; the agent's code may forge their outcome"
                 return verdict.model_copy(update={"reward": 0.0, "reason": reason})
         return verdict
 
@@ -487,9 +488,11 @@ class Workspace(ResourcesServer):
         return (await box.exec(command, timeout=60, output_limit=limit, user=0)).stdout
 
     async def _verdict(self, task: Task, box: Sandbox, done: ExecResult) -> WorkspaceVerdict:
-        details: Any = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}
+        shown = done.text[-_SHOWN:]
         if done.ended != "exit":
-            return WorkspaceVerdict(reward=0.0, reason=f"the tests were killed: {done.ended}", **details)
+            killed = f"the tests were killed: {done.ended}"
+            return WorkspaceVerdict(reward=0.0, reason=killed, test_output=shown)
+        details: Any = {"exit_status": done.status, "test_output": shown}
         if not task.reads_reward:
             reason = None if done.ok else f"the tests ended with status {done.status}: {done.text[-_REASON:]}"
             return WorkspaceVerdict(reward=float(done.ok), reason=reason, **details)

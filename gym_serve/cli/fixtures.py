@@ -191,7 +191,7 @@ def conform(
             results.append(result)
             if not as_json:
                 why = f": {result.details['why']}" if result.state == "skipped" else ""
-                echo(fill(f"{result.state:9}{result.name}{why}", _WIDTH, subsequent_indent=" " * 9))
+                echo(_wrapped(f"{result.state:9}{result.name}{why}", 9))
 
     asyncio.run(check())
     counts = Counter(result.state for result in results)
@@ -203,7 +203,11 @@ def conform(
                 echo(f"\n{result.name}")
                 says = {"the page says": f'docs/formats.md, {result.heading}: "{result.says}"'}
                 for label, text in (result.details | says).items():
-                    echo(fill(text, _WIDTH, initial_indent=f"  {label:15}", subsequent_indent=" " * 17))
+                    echo(_wrapped(f"  {label:15}{text}", 17))
         echo(f"\n{', '.join(f'{count} {state}' for state, count in counts.items())}")
     if counts["failed"]:
         raise typer.Exit(1)
+
+
+def _wrapped(text: str, indent: int) -> str:
+    return fill(text, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)  # ids stay whole

@@ -133,7 +133,7 @@ def packed(parts: Iterable[str], width: int) -> list[str]:
         if lines and len(lines[-1]) + 2 + len(part) <= width:
             lines[-1] += f"  {part}"
         else:
-            lines += wrap(part, width)
+            lines += wrap(part, width, break_on_hyphens=False)
     return lines
 
 

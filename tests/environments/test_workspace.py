@@ -747,6 +747,19 @@ async def test_slow_code_chooses_no_failure(bench: Bench, must_fail: dict[str, s
     assert (reply.json()["reward"], reply.json()["reason"]) == (0.0, "the tests were killed: timeout")
 
 
+@needs_bubblewrap
+@pytest.mark.parametrize(("test", "reward"), [("exit 1", 1.0), ("sleep 60", 0.0), ("exit 0", 0.0)])
+async def test_tests_that_must_fail_fail_by_themselves(test: str, reward: float) -> None:
+    bench = Bench(Workspace(test_timeout=2.0))
+    await bench.host.start()
+    row = {"test_command": "sh /tests/it; sh /tests/no", "tests": {"no": ""}, "must_fail": {"no": test}}
+    await bench.call("seed_session", row)
+    verdict = await bench.verify(row, [])
+    assert verdict["reward"] == reward, verdict
+    await bench.call("close_session")
+    await bench.host.stop()
+
+
 @pytest.mark.parametrize("one_must_fail", [False, True])
 @pytest.mark.parametrize(
     ("test", "passes"),
