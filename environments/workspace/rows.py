@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -58,8 +57,11 @@ def _fetch(name: str, kept: Path) -> None:
         folders = [*Path(made).iterdir()]
         if done.returncode or len(folders) != 1:
             raise InvalidRequest(f"Harbor's program did not fetch {name}: it ended with {done.returncode}")
-        with suppress(FileExistsError, OSError):  # another process was faster
+        try:
             folders[0].rename(kept)
+        except OSError:
+            if not kept.is_dir():  # another process was not faster
+                raise
 
 
 class HarborRows:
