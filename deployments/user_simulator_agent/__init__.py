@@ -5,7 +5,8 @@ The policy's side is the loop of `simple_agent`, once per turn; the user's answe
 input instead. The rollout's ``user_transcript`` is the conversation as the user saw it, and its
 ``conversation_end`` why it ended: ``user`` (a stop phrase), ``tool`` (a stop tool), ``max_turns``,
 ``incomplete`` (the policy was cut off) or ``no_answer``. A failure of the user's model fails the rollout;
-where that model does not take what the policy wrote, as a text beyond its context, it hears less of it.
+where that model does not take what the policy wrote, as a text beyond its context, or says nothing to it, it
+hears less of it.
 
 To the model that plays the user, the roles are reversed, and it sees the agent's messages alone.
 
@@ -20,7 +21,7 @@ import orjson
 from pydantic import Field
 
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.judging import ask_within
+from gym_serve.judging import BrokenReply, ask_within
 from gym_serve.servers import Episode, ModelClient
 from gym_serve.types.errors import BadRequest, Unavailable
 from gym_serve.types.protocols import TOKEN_KEYS, is_overflow_answer
@@ -146,18 +147,13 @@ class SimulatedUser:
         """
         self._greeted()
         heard = (len(one["content"]) for one in self.transcript if one.get("role") == "user")
-        response = await ask_within(self._answer, max(heard, default=0))
-        items = [item for item in response["output"] if isinstance(item, dict)]
-        said = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in items]
-        text = spoken(said)
-        if not text.strip():
-            raise Unavailable("the model that plays the user said nothing", stage="model")
-        self.transcript += said
-        return text
+        items = await ask_within(self._answer, max(heard, default=0))
+        self.transcript += items
+        return spoken(items)
 
-    async def _answer(self, chars: int) -> JSON:
-        """An answer to the transcript, with so many characters of each text of the policy. Raises BadRequest:
-        the model does not take it.
+    async def _answer(self, chars: int) -> list[JSON]:
+        """What it says to the transcript, with so many characters of each text of the policy. Raises
+        BadRequest: the model does not take it; Unavailable: it said nothing.
         """
         heard = [
             {**one, "content": one["content"][:chars]} if one.get("role") == "user" else one
@@ -166,7 +162,12 @@ class SimulatedUser:
         response = await self._model.responses({**self._params, "input": heard})
         if is_overflow_answer(response):
             raise BadRequest("the conversation does not fit the context of the model that plays the user")
-        return response
+        output = [item for item in response["output"] if isinstance(item, dict)]
+        items = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in output]
+        if not spoken(items).strip():
+            silence = "the model that plays the user said nothing"
+            raise Unavailable(silence, stage="model") from BrokenReply(silence)
+        return items
 
     def _greeted(self) -> None:
         # Chat templates want the conversation to begin with a message to the model.

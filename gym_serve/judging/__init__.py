@@ -2,6 +2,7 @@
 
 from gym_serve.judging.calls import (
     Answer,
+    BrokenReply,
     CacheSettings,
     JudgeCalls,
     VerdictCache,
@@ -32,6 +33,7 @@ from gym_serve.judging.label_judge import (
 __all__ = [
     "Answer",
     "Ballot",
+    "BrokenReply",
     "CacheSettings",
     "Calibration",
     "JudgeCalls",

@@ -8,7 +8,7 @@ What a judge is asked, and what its reply says: pure functions on text.
 
 The text of a policy may try to address the judge: its words are escaped (`escape_labels`), and it stands
 between marks that it cannot hold (`filled_in`). A reply that is empty, or that broke off before its verdict,
-raises `VerifierFailed`, so that nobody is scored by it.
+raises `VerifierFailed`, so that nobody is scored by it; `ask_within` asks again, about less of the text.
 """
 
 from __future__ import annotations
@@ -230,10 +230,17 @@ def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
         label = None  # of a thought, behind which another may have come
     if label is None:
         if reason:
-            raise VerifierFailed(f"the judge's reply broke off before its verdict: {reason}")
+            broken = BrokenReply(f"broke off before its verdict: {reason}")
+            raise VerifierFailed(f"the judge's reply {broken}") from broken
         if not response.get("output"):
-            raise VerifierFailed("the judge's reply is empty")
+            raise VerifierFailed("the judge's reply is empty") from BrokenReply("is empty")
     return label
+
+
+class BrokenReply(Exception):
+    """The cause of a failure that the text of a policy can bring about: it made a model ramble past its
+    limit, or say nothing (see `ask_within`).
+    """
 
 
 def _is_first_or_last(label: str, text: str) -> bool:
@@ -374,18 +381,17 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
 
 
 async def ask_within(ask: Callable[[int], Awaitable[T]], chars: int) -> T:
-    """Ask a judge about a policy's text (``chars`` of it at first); about less of it if the judge refuses it,
-    and at last about nothing. Else a policy could make a failure of its zero. Raises VerifierFailed: the
-    judge failed, or refuses what is asked without the text, too; BadRequest: ``ask`` cannot ask, also without
-    it.
+    """Ask a judge about a policy's text (``chars`` of it at first); about less of it if the judge refuses it
+    or gives a `BrokenReply`, and at last about nothing. Else a policy could make a failure of its zero.
+    Raises GymError: the judge failed for another reason, or does so without the text, too.
     """
     for limit in (chars, chars // 8, chars // 64):
         try:
             return await ask(limit)
-        except (BadRequest, VerifierFailed) as error:
-            if not isinstance(error.__cause__ or error, BadRequest):
+        except GymError as error:
+            if not isinstance(error.__cause__ or error, BadRequest | BrokenReply):
                 raise
-            logger.info("a judge refuses %d characters: %s", limit, error.message)
+            logger.info("a judge gives no verdict on %d characters: %s", limit, error.message)
     return await ask(0)
 
 

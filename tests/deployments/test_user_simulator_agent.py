@@ -188,7 +188,7 @@ async def test_what_ends_a_conversation(policy: Fake, settings: dict[str, Any], 
 )
 async def test_a_user_that_fails_is_not_the_policys_fault(turn: Any, kind: str) -> None:
     env = Tables()
-    rollout = await talk(Fake("For how many?"), Fake(turn), env).run(ROW)
+    rollout = await talk(Fake("For how many?"), Fake(*[turn] * 4), env).run(ROW)
     assert rollout["failure"]["kind"] == kind
     assert rollout["failure"]["stage"] == "model"
     assert rollout["mask_sample"] is True
@@ -211,7 +211,10 @@ class Narrow(Fake):
         return await super().responses(params)
 
 
-@pytest.mark.parametrize("refusal", [BadRequest("refused"), context_overflow_response({})])
+SILENCE = {"id": "r", "output": [REASONING]}
+
+
+@pytest.mark.parametrize("refusal", [BadRequest("refused"), context_overflow_response({}), SILENCE])
 async def test_a_policy_cannot_make_a_failure_of_what_the_user_does_not_take(refusal: Any) -> None:
     user = Narrow("Oh.", "###STOP###", refusal=refusal)
     rollout = await talk(Fake("For how many? " + "x" * 20_000, "Hm."), user, persona="Play.").run(ROW)

@@ -172,29 +172,38 @@ async def test_a_comparison_of_two_answers(text: str) -> None:
     assert prompt.count(mark) == 7
 
 
-class Picky(Scripted):
-    """Takes prompts of so many characters, without the word "rude"; says that answers are equal, or 1."""
+NOTHING: dict[str, Any] = {"output": [], "incomplete_details": None}
+RAMBLE: dict[str, Any] = {"output": said("First,"), "incomplete_details": {"reason": "max_output_tokens"}}
+OVERFLOW = context_overflow_response({})
 
-    def __init__(self, longest: int, overflow: bool) -> None:
+
+class Picky(Scripted):
+    """Takes prompts of so many characters, without the word "rude"; says that answers are equal, or 1. To
+    others it answers ``refusal``, or refuses them if that is None.
+    """
+
+    def __init__(self, longest: int, refusal: dict[str, Any] | None) -> None:
         super().__init__()
-        self.longest, self.overflow = longest, overflow
+        self.longest, self.refusal = longest, refusal
 
     def refuses(self, body: dict[str, Any]) -> bool:
         text = str(body)
         refused = len(text) > self.longest or "rude" in text
-        if refused and not self.overflow:
+        if refused and self.refusal is None:
             raise BadRequest("this prompt is refused")
         return refused
 
     async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
         if self.refuses(params):
-            return context_overflow_response(params)
+            assert self.refusal is not None
+            return self.refusal
         equal = "seven!" in str(params)
         return {"output": said(EQUAL if equal else DIFFERENT)}
 
     async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
         if self.refuses(body):
-            return response_to_chat(context_overflow_response(body))
+            assert self.refusal is not None
+            return response_to_chat(self.refusal)
         return {"choices": [{"message": {"content": '{"score_1": 1, "score_2": 1, "ranking": 3.5}'}}]}
 
     async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
@@ -214,13 +223,13 @@ REFUSED: dict[str, float] = {
 """Answers that the judge refuses, and their rewards."""
 
 
-@pytest.mark.parametrize("overflow", [True, False])
+@pytest.mark.parametrize("refusal", [None, OVERFLOW, RAMBLE, NOTHING])
 @pytest.mark.parametrize("environment", ROWS)
 async def test_no_answer_is_rid_of_its_zero_by_a_judge_that_refuses_it(
-    environment: type[ResourcesServer], overflow: bool
+    environment: type[ResourcesServer], refusal: dict[str, Any] | None
 ) -> None:
     settings = {"check_execution": False} if environment is TextToSql else {}
-    server = environment(judge=Picky(9_000, overflow), **settings)
+    server = environment(judge=Picky(9_000, refusal), **settings)
     rude = {"question": "rude", "sql_prompt": "rude", "responses_create_params": {"input": "rude"}}
     await server.start()
     try:
@@ -235,10 +244,10 @@ async def test_no_answer_is_rid_of_its_zero_by_a_judge_that_refuses_it(
 
 @pytest.mark.parametrize("text", ["8" * 40_000, "rude", "rude " * 9_000])
 async def test_scores_of_an_answer_that_is_refused(text: str) -> None:
-    verdict = await Bench(RewardModel(reward_model=Picky(9_000, overflow=False))).verify({}, said(text))
+    verdict = await Bench(RewardModel(reward_model=Picky(9_000, None))).verify({}, said(text))
     assert verdict["reward"] == 1.0
     responses = [{"output": said(one)} for one in (text, "fine")]
     body = {"conversation_history": [{"role": "user", "content": "Write."}], "response_objs": responses}
-    for overflow in (True, False):
-        compared = await Bench(GenrmCompare(genrm=Picky(9_000, overflow))).call("compare", body)
+    for refusal in (None, OVERFLOW):
+        compared = await Bench(GenrmCompare(genrm=Picky(9_000, refusal))).call("compare", body)
         assert compared["rewards"] == [1.0, 1.0]
