@@ -20,18 +20,31 @@ from gym_serve.cli.printing import (
     shortened,
     sparkline,
 )
-from gym_serve.metrics import Coverage
+from gym_serve.cli.run_report import FAILURE_COLUMNS, FailureClass, failures_of
+from gym_serve.metrics import SUMMARY_COLUMNS, Coverage
 from gym_serve.metrics.aggregator import interval_text
+from gym_serve.rollouts.analysis import (
+    Asked,
+    Comparison,
+    Estimate,
+    RewardProfile,
+    RunScores,
+    TaskKey,
+    TaskProfile,
+    prompts_of_tasks,
+    read_asked,
+    read_rollouts,
+    rows_of_tasks,
+)
+from gym_serve.rollouts.analysis.comparison import ComparisonSummary
+from gym_serve.rollouts.analysis.reading import ProfileSummary
+from gym_serve.rollouts.files import read_records, readable_line, replacing
+from gym_serve.rollouts.rows import Problems
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
-    from gym_serve.cli.run_report import FailureClass
     from gym_serve.judging import Calibration
-    from gym_serve.rollouts.analysis import Asked, Estimate, RewardProfile, TaskProfile
-    from gym_serve.rollouts.analysis.comparison import ComparisonSummary
-    from gym_serve.rollouts.analysis.reading import ProfileSummary
-    from gym_serve.rollouts.rows import Problems
-    from gym_serve.types.requests import JSON
 
 KeyOption = Annotated[
     str,
@@ -72,11 +85,6 @@ def profile(
     """
     if output is not None and (key != "_ng_task_index" or len(rollouts) > 1):
         raise typer.BadParameter("--output needs a single run, without --key")
-    # Imported here, so that --help starts fast.
-    from gym_serve.cli.run_report import failures_of
-    from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_asked, read_rollouts
-    from gym_serve.rollouts.rows import Problems
-
     problems, reward_profile = Problems(), RewardProfile(solved_at, failures, worst=top)
     task_key = TaskKey(key)
     for rollout in read_rollouts(rollouts, task_key, problems):
@@ -102,8 +110,6 @@ def profile(
 
 
 def _write_rows(run: Path, found: RewardProfile, output: Path) -> int:
-    from gym_serve.rollouts.analysis import rows_of_tasks
-    from gym_serve.rollouts.files import readable_line, replacing
 
     written = 0
     with replacing(output) as file:
@@ -153,9 +159,6 @@ def _print_profile(
     asked: Asked,
     failed: list[FailureClass],
 ) -> None:
-    from gym_serve.cli.run_report import FAILURE_COLUMNS
-    from gym_serve.metrics import SUMMARY_COLUMNS
-    from gym_serve.rollouts.analysis import prompts_of_tasks
 
     if not summary.tasks:
         echo("No scored rollouts.", err=True)
@@ -248,8 +251,6 @@ def diff(
 
     Example: gym-serve diff before.jsonl after.jsonl
     """
-    from gym_serve.rollouts.analysis import Comparison, RunScores, TaskKey, read_asked, read_rollouts
-    from gym_serve.rollouts.rows import Problems
 
     problems, names = Problems(), TaskKey(key)
     runs = [RunScores(solved_at, failures) for _ in range(2)]
@@ -294,7 +295,6 @@ def diff(
 def _print_diff(
     run: Path | None, summary: ComparisonSummary, coverage: list[Coverage], notes: list[str]
 ) -> None:
-    from gym_serve.rollouts.analysis import prompts_of_tasks
 
     print_table(
         ("metric", "agent", "tasks", "A", "B", "B - A", "95% interval", "p", "B is"),
@@ -386,7 +386,6 @@ def calibrate(
     Example: gym-serve calibrate out.jsonl --label human --at 0.5
     """
     from gym_serve.judging import Calibration
-    from gym_serve.rollouts.files import read_records
 
     if not rollouts.exists():
         raise InvalidRequest(f"cannot read {rollouts}: no such file")

@@ -25,9 +25,12 @@ from gym_serve.cli.options import App, ApplicationOption, JsonOption, resolve_fi
 from gym_serve.cli.printing import echo, print_json, print_problems
 from gym_serve.cli.publishing import push
 from gym_serve.graph.spec import Graph, Node, nearest
+from gym_serve.rollouts.expansion import PromptTemplate
+from gym_serve.rollouts.files import replacing
 from gym_serve.rollouts.rows import Problems, read_rows, rollout_index, task_index
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.servers.resources import ResourcesServer
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_row, marks_of, with_prompt
@@ -287,9 +290,6 @@ def validate(
 
     Example: gym-serve dataset validate data/train.jsonl --graph graphs/math.yaml
     """
-    # Imported here, so that --help starts fast.
-    from gym_serve.rollouts.rows import Problems
-
     problems, earlier = Problems(), Duplicates()
     files, duplicates = [], 0
     check = row_check(graph, application)
@@ -370,12 +370,6 @@ def render(
     """
     if as_json and output is None:
         raise typer.BadParameter("--json needs --output: without it, the rows themselves are printed")
-    # Imported here, so that --help starts fast.
-    from gym_serve.rollouts.expansion import PromptTemplate
-    from gym_serve.rollouts.files import replacing
-    from gym_serve.rollouts.rows import Problems
-    from gym_serve.servers.transport import encode
-
     problems = Problems()
     written = 0
     template = PromptTemplate.of(prompt)
@@ -449,7 +443,6 @@ def benchmark(
 
     from gym_serve.evaluation.benchmark import find_benchmark
     from gym_serve.evaluation.models import settings_of
-    from gym_serve.rollouts.rows import Problems
 
     found = find_benchmark(name)
     if graph is not None:
@@ -476,8 +469,6 @@ def benchmark(
 def write_rows(rows: Iterator[JSON], output: Path) -> int:
     """Write rows to a file, which is there once it is complete; how many. Raises InvalidRequest: the suffix
     is neither ``.jsonl`` nor ``.parquet``, or a package is missing."""
-    from gym_serve.rollouts.files import replacing
-    from gym_serve.servers.transport import encode
 
     written = 0
     if output.suffix == ".jsonl":

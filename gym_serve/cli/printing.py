@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import typer
@@ -22,9 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from gym_serve.cluster.starting import START_LOG
-
-if TYPE_CHECKING:
-    from gym_serve.rollouts.rows import Problems
+from gym_serve.rollouts.rows import Problems
 
 _PIPED_WIDTH = 200
 _BARS = "▁▂▃▄▅▆▇█"
