@@ -126,12 +126,12 @@ class ScriptedModel(ModelServer):
     def _turn(self, body: dict[str, Any], items: list[dict[str, Any]]) -> Turn:
         if self.config.script is not None:
             return turn_after(self.config.script, items)
-        found = known_row(self._answer_key, items)
-        if found is None:
+        match = known_row(self._answer_key, items)
+        if match is None:
             return improvise(body, items)
-        known, said, since = found
+        known, user_text, since = match
         # What the user said since is part of the draw: told that it was wrong, it may think better.
-        draw = self._draw("skill", list(said.encode("utf-8", "replace")))
+        draw = self._draw("skill", list(user_text.encode("utf-8", "replace")))
         turn = scripted(known, draw.random() < self.config.skill, since, draw)
         return improvise(body, items) if turn is None else turn
 

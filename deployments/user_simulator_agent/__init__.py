@@ -65,8 +65,8 @@ class UserSimulatorAgent(SimpleAgent):
 
     async def _open(self, episode: Episode, user: SimulatedUser) -> None:
         params: JSON = episode.row["responses_create_params"]
-        given = params["input"]
-        items: list[JSON] = [_message(given)] if isinstance(given, str) else list(given)
+        content = params["input"]
+        items: list[JSON] = [_message(content)] if isinstance(content, str) else list(content)
         for item in items:
             user.remembers(item)
         if items and items[-1].get("role") not in ("system", "developer", "assistant"):
@@ -148,11 +148,11 @@ class SimulatedUser:
         heard = (len(one["content"]) for one in self.transcript if one.get("role") == "user")
         response = await ask_within(self._answer, max(heard, default=0))
         items = [item for item in response["output"] if isinstance(item, dict)]
-        said = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in items]
-        text = spoken(said)
+        turn = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in items]
+        text = spoken(turn)
         if not text.strip():
             raise Unavailable("the model that plays the user said nothing", stage="model")
-        self.transcript += said
+        self.transcript += turn
         return text
 
     async def _answer(self, chars: int) -> JSON:

@@ -80,8 +80,8 @@ def read(
         raise NotAnExpression(f"{what[:40]} is not allowed in it")
 
     try:
-        found: V = value(_tree(text), 0)
-        return found
+        result: V = value(_tree(text), 0)
+        return result
     except NotAnExpression:
         raise
     except TypeError:

@@ -394,14 +394,14 @@ def benchmark(
     from gym_serve.evaluation.benchmark import find_benchmark
     from gym_serve.evaluation.models import settings_of
 
-    found = find_benchmark(name)
+    chosen = find_benchmark(name)
     if graph is not None:
-        content = found.graph({"type": "scripted_model"}, None if judge is None else settings_of(judge))
+        content = chosen.graph({"type": "scripted_model"}, None if judge is None else settings_of(judge))
         graph.write_text(yaml.safe_dump(content, sort_keys=False))
     problems = Problems()
 
     def usable() -> Iterator[JSON]:
-        for where, row, reason in found.rows(split, limit=limit):
+        for where, row, reason in chosen.rows(split, limit=limit):
             reasons = [str(reason)] if row is None else list(row_problems(row))
             for problem in reasons:
                 problems.add(f"{where}: {problem}")

@@ -175,8 +175,8 @@ def _applications() -> dict[str, Any]:
             "servers": servers or states(name),
         }
     for name, application in applications.items():
-        asked = [server for server in application["servers"] if server != GATEWAY]
-        loads = asyncio.run(reports_of(name, asked))
+        names = [server for server in application["servers"] if server != GATEWAY]
+        loads = asyncio.run(reports_of(name, names))
         by_server = pressure(loads, ())["servers"]
         for server, state in application["servers"].items():
             state["autoscaling"] = by_server[server]["autoscaling"] if server in by_server else None
@@ -191,12 +191,12 @@ def _status_rows(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             yield "", server, state["status"], replicas, _scaling(state["autoscaling"])
 
 
-def _scaling(asked: JSON | None) -> str:
-    if asked is None:
+def _scaling(scaling: JSON | None) -> str:
+    if scaling is None:
         return ""
-    load, target = round(asked["load"]), asked["target"]
-    limits = f"{asked['min']} to {asked['max']} allowed"
-    return f"{load} {asked['measure']} at {target:g} each ask for {asked['asks']} ({limits})"
+    load, target = round(scaling["load"]), scaling["target"]
+    limits = f"{scaling['min']} to {scaling['max']} allowed"
+    return f"{load} {scaling['measure']} at {target:g} each ask for {scaling['asks']} ({limits})"
 
 
 def _reasons(applications: dict[str, Any]) -> Iterator[str]:

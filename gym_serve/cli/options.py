@@ -408,8 +408,8 @@ def _with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
             return {option.name: values.pop(option.name) for option in options[name]}
 
         _Verbosity(**taken(""))
-        made = {name: kind(**taken(name)) for name, kind in groups.items()}
-        return command(**values, **made)
+        group_values = {name: kind(**taken(name)) for name, kind in groups.items()}
+        return command(**values, **group_values)
 
     parameters = [
         option
@@ -470,8 +470,8 @@ def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
     """The values of ``KEY=VALUE`` pairs, which are YAML; ``example`` is a valid option for error messages."""
     values = {}
     for pair in pairs:
-        key, given, text = pair.partition("=")
-        if not given or not key.strip():
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
             raise typer.BadParameter(f"must be KEY=VALUE, as in {example}, got {pair!r}")
         try:
             values[key.strip()] = parse_yaml(text)

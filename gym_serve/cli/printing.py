@@ -164,7 +164,7 @@ def bar(count: int, most: int, width: int = 40) -> str:
 def _json(value: Any, option: int = 0) -> str:
     """JSON in which control characters are escaped, those too that JSON allows."""
     text = orjson.dumps(value, option=option, default=_plain).decode()
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

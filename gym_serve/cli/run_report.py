@@ -109,7 +109,7 @@ def report_json(report: Report, failures: Failures = "mask") -> JSON:
         "budget_spent": report.exhausted,
         "waiting": None if progress.waiting is None else asdict(progress.waiting),
         "fault": None if report.operator_error is None else report.operator_error.to_body()["error"],
-        "failures": [asdict(found) for found in failures_of([report.outputs.rollouts])],
+        "failures": [asdict(failure) for failure in failures_of([report.outputs.rollouts])],
         "metrics": report.metrics,
         "left_out": report.problems,
         "uncompared": report.uncompared,

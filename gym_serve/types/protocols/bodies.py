@@ -64,8 +64,8 @@ def misfits(body: JSON) -> Iterator[Misfit]:
         yield from _under(f"input[{index}]", _item(item))
 
 
-def _under(place: str, found: Iterator[Misfit]) -> Iterator[Misfit]:
-    return (misfit._replace(place=f"{place}{misfit.place}") for misfit in found)
+def _under(place: str, inner: Iterator[Misfit]) -> Iterator[Misfit]:
+    return (misfit._replace(place=f"{place}{misfit.place}") for misfit in inner)
 
 
 def _tool(tool: Any) -> Iterator[Misfit]:
