@@ -241,9 +241,9 @@ class Connections:
             return Answer(None)
         raise refused
 
-    def _is_refused(self, url: str, said: Any, endpoint: Endpoint) -> bool:
+    def _is_refused(self, url: str, body: Any, endpoint: Endpoint) -> bool:
         """Whether what was said with status 200 is that the prompt does not fit."""
-        full = says_full(url, said, self._secrets_of(endpoint))
+        full = says_full(url, body, self._secrets_of(endpoint))
         endpoint.answered |= not full
         return full
 

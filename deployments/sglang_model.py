@@ -149,8 +149,8 @@ def _constraint(sampling: JSON) -> JSON:
     if form is not None and kind != "text":
         raise BadRequest(f"response_format: sglang_model knows no type {kind!r:.40}")
     wanted = sampling.get("structured_outputs")
-    given = {k: v for k, v in wanted.items() if v is not None} if isinstance(wanted, dict) else {}
-    match given:
+    options = {k: v for k, v in wanted.items() if v is not None} if isinstance(wanted, dict) else {}
+    match options:
         case {"json": schema}:
             return {"json_schema": _as_text(schema)}
         case {"regex": str(pattern)}:
@@ -163,8 +163,8 @@ def _constraint(sampling: JSON) -> JSON:
             return {"structural_tag": _as_text(tag)}
         case {"json_object": True}:
             return {"json_schema": '{"type": "object"}'}
-    if given:
-        raise BadRequest(f"structured_outputs: sglang_model knows none of {', '.join(sorted(given))[:80]}")
+    if options:
+        raise BadRequest(f"structured_outputs: sglang_model knows none of {', '.join(sorted(options))[:80]}")
     return {}
 
 
@@ -172,10 +172,10 @@ def _as_text(schema: Any) -> str:
     return schema if isinstance(schema, str) else orjson.dumps(schema).decode()
 
 
-def _request(tokens: list[int], params: JSON, made: int, pictures: Sequence[str]) -> JSON:
+def _request(tokens: list[int], params: JSON, generated: int, pictures: Sequence[str]) -> JSON:
     """The body for a prompt, of which the last ``made`` tokens were generated before an abort."""
     left = {
-        name: max(least, params[name] - made)
+        name: max(least, params[name] - generated)
         for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0))
         if params.get(name) is not None
     }
@@ -216,22 +216,22 @@ def _versions(meta: JSON, count: int) -> list[JSON] | None:
     return spans if versions and set(versions) != {_UNSAID} else None
 
 
-def _joined(made: Generation, part: Generation, version: str | None) -> Generation:
+def _joined(before: Generation, part: Generation, version: str | None) -> Generation:
     """A generation that goes on after an abort."""
-    if not made.token_ids:
+    if not before.token_ids:
         if part.finish_reason != "abort" or not part.token_ids:
             return part
         return part._replace(versions=part.versions or _one(version, part))
     if not part.token_ids:
-        return made._replace(finish_reason=part.finish_reason)
-    after, begin = part.versions or _one(version, part), len(made.token_ids)
+        return before._replace(finish_reason=part.finish_reason)
+    after, begin = part.versions or _one(version, part), len(before.token_ids)
     moved = [{**s, "start": s["start"] + begin, "end": s["end"] + begin} for s in after or ()]
     return Generation(
-        made.token_ids + part.token_ids,
-        made.logprobs + part.logprobs,
+        before.token_ids + part.token_ids,
+        before.logprobs + part.logprobs,
         part.finish_reason,
-        made.versions + moved if made.versions and moved else None,
-        made.cached,
+        before.versions + moved if before.versions and moved else None,
+        before.cached,
     )
 
 

@@ -126,12 +126,12 @@ def entries(tokenizer: Any, tokens: list[int], log_probs: list[float]) -> list[J
 
 
 def completion(
-    head: JSON, prompt: list[int], said: tuple[str, list[JSON]], finish: str, scores: JSON
+    head: JSON, prompt: list[int], content: tuple[str, list[JSON]], finish: str, scores: JSON
 ) -> JSON:
     """A chat completion of one choice: ``said`` is a text and calls; ``scores`` are fields of the choice,
     ``token_ids`` among them.
     """
-    text, calls = said
+    text, calls = content
     message: JSON = {"role": "assistant", "content": text or (None if calls else "")}
     choice = {
         "index": 0,
@@ -172,17 +172,17 @@ def _marked(content: Any, mark: str, where: str) -> list[JSON]:
     A text that spells the mark would shift the pictures, so it is written with a space in it. Raises
     BadRequest: it has media of another kind."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    made: list[JSON] = []
+    marked: list[JSON] = []
     for part in parts:
         text = part.get("text") or part.get("refusal")
         if isinstance(text, str):
-            made.append({"type": "text", "text": text.replace(mark, f"{mark[:1]} {mark[1:]}")})
+            marked.append({"type": "text", "text": text.replace(mark, f"{mark[:1]} {mark[1:]}")})
         elif part.get("type") == "image_url":
-            made.append({"type": "image"})
+            marked.append({"type": "image"})
         elif text is not None or part.get("type") not in ("text", "refusal", "input_text", "output_text"):
             kind = str(part.get("type"))[:40]
             raise BadRequest(f"{where}: this model reads text and pictures, got a part of type {kind!r}")
-    return made
+    return marked
 
 
 def _decoded(function: JSON) -> JSON:

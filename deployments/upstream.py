@@ -348,9 +348,9 @@ def _encode(body: Mapping[str, Any]) -> bytes:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
 
 
-def _tokens_of(found: Any, otherwise: int) -> int:
+def _tokens_of(answer: Any, otherwise: int) -> int:
     """The tokens that a call took, as its decoded answer says."""
-    usage = found.get("usage") if isinstance(found, dict) else None
+    usage = answer.get("usage") if isinstance(answer, dict) else None
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if type(total) is int and total >= 0 else otherwise
 

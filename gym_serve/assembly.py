@@ -327,10 +327,10 @@ class LocalGraph:
 
 
 def _needs_cluster(node: Node) -> str | None:
-    given = node.options.model_dump(exclude_none=True)
+    chosen = node.options.model_dump(exclude_none=True)
     if node.cls is not None:
-        given |= node.cls.deployment_options(node.settings, given)
-    options = [name for name in _CLUSTER_ONLY if given.get(name)]
+        chosen |= node.cls.deployment_options(node.settings, chosen)
+    options = [name for name in _CLUSTER_ONLY if chosen.get(name)]
     if not options:
         return None
     return f"{node.name}: {', '.join(options)} needs a cluster; run this graph on Ray (without ray=False)"

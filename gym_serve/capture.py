@@ -274,8 +274,8 @@ def _continues(parent: Node, child: Node) -> bool:
         return before is after  # without any tokens the words have to do
     prompt, generation = before[TOKEN_KEYS[0]], before[TOKEN_KEYS[1]]
     end = len(prompt) + len(generation)
-    given = after[TOKEN_KEYS[0]]
-    return bool(given[: len(prompt)] == prompt and given[len(prompt) : end] == generation)
+    continued = after[TOKEN_KEYS[0]]
+    return bool(continued[: len(prompt)] == prompt and continued[len(prompt) : end] == generation)
 
 
 def _trajectory(chain: list[Node]) -> JSON:
@@ -291,8 +291,8 @@ def _trajectory(chain: list[Node]) -> JSON:
             output += node.fresh
         if node is chain[0]:
             context = len(output)
-        said = node.response["output"]
-        output += said if node in trained else map(without_tokens, said)
+        items = node.response["output"]
+        output += items if node in trained else map(without_tokens, items)
     usage = usage_sum(node.response.get("usage") for node in chain)
     return {
         "input": path[0].fresh,

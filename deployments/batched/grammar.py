@@ -127,22 +127,22 @@ def _wanted(chat: Mapping[str, Any]) -> tuple[str, Any] | None:
     return _of_format(value) if field == "response_format" else _of_vllm(value)
 
 
-def _of_format(given: JSON) -> tuple[str, Any] | None:
-    kind = given.get("type")
+def _of_format(form: JSON) -> tuple[str, Any] | None:
+    kind = form.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return "json", {"type": "object"}
-    described = given.get("json_schema")
+    described = form.get("json_schema")
     schema = described.get("schema", {}) if isinstance(described, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
         raise BadRequest("`response_format` must be {type: json_schema, json_schema: {schema: {...}}}")
     return "json", schema
 
 
-def _of_vllm(given: JSON) -> tuple[str, Any]:
+def _of_vllm(options: JSON) -> tuple[str, Any]:
     """vLLM's ``structured_outputs``; a grammar is in llguidance's variant of Lark."""
-    match {key: value for key, value in given.items() if value is not None}:
+    match {key: value for key, value in options.items() if value is not None}:
         case {"json": dict() as schema, **rest} if not rest:
             return "json", schema
         case {"json_object": True, **rest} if not rest:

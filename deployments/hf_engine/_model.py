@@ -90,8 +90,8 @@ def _drawn(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]
     log_probs = (logits / temperatures.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
     chosen = torch.multinomial(log_probs.exp(), 1)[:, 0]
     chosen = torch.where(greedy, log_probs.argmax(-1), chosen)
-    found = log_probs.gather(1, chosen[:, None])[:, 0]
-    drawn = list(zip(chosen.tolist(), found.tolist(), strict=True))
+    own = log_probs.gather(1, chosen[:, None])[:, 0]
+    drawn = list(zip(chosen.tolist(), own.tolist(), strict=True))
     for i, row in enumerate(rows):
         if not row.plain:
             drawn[i] = batches.draw(logits[i].cpu().numpy(), row)

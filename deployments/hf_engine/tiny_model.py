@@ -77,15 +77,15 @@ def tiny_model() -> Path:
     if folder.exists():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{_NAME}-", dir=cache))
+    scratch = Path(tempfile.mkdtemp(prefix=f".{_NAME}-", dir=cache))
     try:
-        make_tiny_model(made)
-        made.rename(folder)  # another process may have been quicker
+        make_tiny_model(scratch)
+        scratch.rename(folder)  # another process may have been quicker
     except OSError:
         if not folder.exists():
             raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 

@@ -47,8 +47,8 @@ def load(config: LlamaCppEngine.Config) -> tuple[LlamaSteps, Vocabulary, int, Gr
         steps = LlamaSteps(model, config.slots, context, config.threads or max((os.cpu_count() or 2) // 2, 1))
     except (ValueError, RuntimeError) as error:
         raise GraphError(f"{path}: llama.cpp cannot use this file: {error}") from None
-    given = config.chat_template
-    words = Vocabulary(model, None if given is None else Path(given).expanduser().read_text("utf-8"))
+    template = config.chat_template
+    words = Vocabulary(model, None if template is None else Path(template).expanduser().read_text("utf-8"))
     grammars = Grammars(words.for_grammars, words.added, words.size, words.ends)
     return steps, words, context, grammars
 

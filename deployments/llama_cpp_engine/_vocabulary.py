@@ -40,17 +40,17 @@ class Vocabulary:
         self._kind = model.metadata().get("tokenizer.ggml.model")
         self.size = int(self._vocab.n_vocab)
         self.ends = frozenset(token for token in range(self.size) if self._vocab.is_eog(token))
-        given = template or model.get_default_chat_template()
-        if not given:
+        source = template or model.get_default_chat_template()
+        if not source:
             raise GraphError("this GGUF file has no chat template: set chat_template to a file with one")
-        self._takes_tools = "tools" in given
+        self._takes_tools = "tools" in source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         try:
-            self._template = environment.from_string(given)
+            self._template = environment.from_string(source)
         except TemplateError as error:
             raise GraphError(f"the chat template is invalid: {error}") from None
 

@@ -66,8 +66,8 @@ class UserSimulatorAgent(SimpleAgent):
 
     async def _open(self, episode: Episode, user: SimulatedUser) -> None:
         params: JSON = episode.row["responses_create_params"]
-        given = params["input"]
-        items: list[JSON] = [_message(given)] if isinstance(given, str) else list(given)
+        content = params["input"]
+        items: list[JSON] = [_message(content)] if isinstance(content, str) else list(content)
         for item in items:
             user.remembers(item)
         if items and items[-1].get("role") not in ("system", "developer", "assistant"):

@@ -75,11 +75,11 @@ class VLLMEngine(EngineModel):
 
         @field_validator("engine_args")
         @classmethod
-        def _known(cls, given: JSON) -> JSON:
-            problems = [problem for name in given if (problem := problem_of(name, _TAKEN))]
+        def _known(cls, settings: JSON) -> JSON:
+            problems = [problem for name in settings if (problem := problem_of(name, _TAKEN))]
             if problems:
                 raise ValueError("; ".join(problems))
-            return given
+            return settings
 
     config: Config
 

@@ -105,13 +105,13 @@ def tool_parser(name: str, tokenizer: Any) -> tuple[Callable[[str, JSON], tuple[
 
     def split(text: str, chat: JSON) -> tuple[str, list[JSON]]:
         request = ChatCompletionRequest(messages=chat["messages"], tools=chat.get("tools"))
-        found = parser.extract_tool_calls(text, request)
-        calls = [call.model_dump(include={"id", "type", "function"}) for call in found.tool_calls]
-        return (found.content or "", calls) if found.tools_called else (text, [])
+        parsed = parser.extract_tool_calls(text, request)
+        calls = [call.model_dump(include={"id", "type", "function"}) for call in parsed.tool_calls]
+        return (parsed.content or "", calls) if parsed.tools_called else (text, [])
 
     any_tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    asked = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=[any_tool])
-    return split, not parser.adjust_request(asked).skip_special_tokens
+    probe = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=[any_tool])
+    return split, not parser.adjust_request(probe).skip_special_tokens
 
 
 def _parser() -> tuple[Any, Any]:

@@ -138,8 +138,8 @@ class EquivalenceLlmJudge(ResourcesServer):
     async def _judged(self, request: EquivalenceRequest, expected: str) -> tuple[float, list[Ballot]]:
         config = self.config
         # In threads: a search may take its full second, and gives the event loop free meanwhile.
-        asked = question_text(request.responses_create_params)
-        question = await asyncio.to_thread(last_match, asked, config.question_extract_regex)
+        prompt = question_text(request.responses_create_params)
+        question = await asyncio.to_thread(last_match, prompt, config.question_extract_regex)
         own = (request.template_metadata or TemplateMetadata()).output_regex
         own = own if config.use_per_record_regex else None
         threshold = config.extraction_length_threshold

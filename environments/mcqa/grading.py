@@ -150,7 +150,7 @@ def _boxed_letter(text: str, choices: Choices) -> str | None:
 def _labels_another(content: str, label: re.Match[str], letters: set[str]) -> bool:
     """Whether other options are named behind a label: "C-D", "C) Mars or D) Neptune"."""
     others = _OTHER_LABEL.finditer(content, label.end() - 1)
-    return any((found[1] or found[2] or found[3]) in letters - {label[1]} for found in others)
+    return any((match[1] or match[2] or match[3]) in letters - {label[1]} for match in others)
 
 
 def _without_fonts(content: str) -> str:
@@ -274,7 +274,7 @@ def _hedges(answer: str, letter: str | None, choices: Choices) -> bool:
 
 
 def _lists_letters(answer: str, letters: set[str]) -> bool:
-    found = [
+    matches = [
         match
         for match in _LONE_CHOICE.finditer(answer)
         if match[0].upper() in letters and not _is_pronoun(match)
@@ -288,7 +288,7 @@ def _lists_letters(answer: str, letters: set[str]) -> bool:
                 and _BESIDE.search(answer, max(left.end(), right.start() - 40), right.start())
             )
         )
-        for left, right in pairwise(found)
+        for left, right in pairwise(matches)
     )
 
 
@@ -325,8 +325,8 @@ def match_output_regex(text: str, choices: Choices, patterns: Sequence[str]) -> 
     return None
 
 
-def _letter_of(found: str | tuple[str, ...], choices: Choices) -> str | None:
-    groups = (found,) if isinstance(found, str) else found
+def _letter_of(match: str | tuple[str, ...], choices: Choices) -> str | None:
+    groups = (match,) if isinstance(match, str) else match
     answer = latin_letters(next(filter(None, groups), "")).strip().upper()
     if len(answer) == 1 and answer.isalpha():
         return answer

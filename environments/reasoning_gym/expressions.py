@@ -80,8 +80,8 @@ def read(
         raise NotAnExpression(f"{what[:40]} is not allowed in it")
 
     try:
-        found: V = value(_tree(text), 0)
-        return found
+        result: V = value(_tree(text), 0)
+        return result
     except NotAnExpression:
         raise
     except TypeError:
@@ -237,74 +237,50 @@ def _digits() -> Any:
     return context
 
 
-@dataclass(frozen=True)
-class _Dual:
-    """A value and its derivative at a point: numbers of mpmath, complex where a function makes them so."""
+class _Number:
+    """A number of mpmath, complex where a function makes it so, whose powers have a limit."""
 
-    value: Any
-    slope: Any
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
-    def __neg__(self) -> _Dual:
-        return _Dual(-self.value, -self.slope)
+    def __neg__(self) -> _Number:
+        return _Number(-self.value)
 
-    def __add__(self, other: _Dual) -> _Dual:
-        return _Dual(self.value + other.value, self.slope + other.slope)
+    @staticmethod
+    def _by(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], _Number]:
+        return lambda one, other: _Number(operation(one.value, other.value))
 
-    def __sub__(self, other: _Dual) -> _Dual:
-        return _Dual(self.value - other.value, self.slope - other.slope)
+    __add__, __sub__ = _by(operator.add), _by(operator.sub)
+    __mul__, __truediv__ = _by(operator.mul), _by(operator.truediv)
 
-    def __mul__(self, other: _Dual) -> _Dual:
-        return _Dual(self.value * other.value, self.slope * other.value + self.value * other.slope)
-
-    def __truediv__(self, other: _Dual) -> _Dual:
-        value = self.value / other.value
-        return _Dual(value, (self.slope - value * other.slope) / other.value)
-
-    def __pow__(self, other: _Dual) -> _Dual:
-        context = _digits()
+    def __pow__(self, other: _Number) -> _Number:
         base, exponent = self.value, other.value
         if not base:
             raise NotAnExpression("it has a power of 0")
-        bits = (abs(context.mag(base)) + 1) * (abs(exponent) + 1)
-        if bits > _MAX_POWER:
+        if (abs(_digits().mag(base)) + 1) * (abs(exponent) + 1) > _MAX_POWER:
             raise NotAnExpression("a power in it is too large")
-        value = base**exponent
-        slope = exponent * value / base * self.slope
-        return _Dual(value, slope + value * context.log(base) * other.slope if other.slope else slope)
+        return _Number(base**exponent)
 
 
-def _functions() -> dict[str, Callable[[_Dual], _Dual]]:
+_FUNCTIONS = "exp log sqrt sin cos tan cot sec csc asin acos atan sinh cosh tanh"
+_OTHER_NAMES = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
+
+
+def _functions() -> dict[str, Callable[[_Number], _Number]]:
     """The functions that may stand in an antiderivative, by their names in SymPy and in Python."""
-    c = _digits()
-    slopes: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-        "exp": (c.exp, lambda u, value: value),
-        "log ln": (c.log, lambda u, value: 1 / u),
-        "sqrt": (c.sqrt, lambda u, value: 1 / (2 * value)),
-        "sin": (c.sin, lambda u, value: c.cos(u)),
-        "cos": (c.cos, lambda u, value: -c.sin(u)),
-        "tan": (c.tan, lambda u, value: 1 + value**2),
-        "cot": (c.cot, lambda u, value: -1 - value**2),
-        "sec": (c.sec, lambda u, value: value * c.tan(u)),
-        "csc": (c.csc, lambda u, value: -value * c.cot(u)),
-        "asin arcsin": (c.asin, lambda u, value: 1 / c.sqrt(1 - u**2)),
-        "acos arccos": (c.acos, lambda u, value: -1 / c.sqrt(1 - u**2)),
-        "atan arctan": (c.atan, lambda u, value: 1 / (1 + u**2)),
-        "sinh": (c.sinh, lambda u, value: c.cosh(u)),
-        "cosh": (c.cosh, lambda u, value: c.sinh(u)),
-        "tanh": (c.tanh, lambda u, value: 1 - value**2),
-        "Abs abs": (abs, lambda u, value: u / value),
-    }
+    context = _digits()
 
-    def made(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Callable[[_Dual], _Dual]:
-        def apply(u: _Dual) -> _Dual:
-            if u.value and c.mag(u.value) > _MAX_MAGNITUDE:
+    def bounded(function: Callable[[Any], Any]) -> Callable[[_Number], _Number]:
+        def apply(number: _Number) -> _Number:
+            if number.value and context.mag(number.value) > _MAX_MAGNITUDE:
                 raise NotAnExpression("a function in it has too large an argument")
-            value = function(u.value)
-            return _Dual(value, slope(u.value, value) * u.slope)
+            return _Number(function(number.value))
 
         return apply
 
-    return {name: made(*pair) for names, pair in slopes.items() for name in names.split()}
+    own = {name: name for name in _FUNCTIONS.split()} | _OTHER_NAMES
+    functions = {name: bounded(getattr(context, function)) for name, function in own.items()}
+    return functions | dict.fromkeys(("Abs", "abs"), bounded(abs))
 
 
 def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
@@ -314,19 +290,19 @@ def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
     """
     context, functions = _digits(), _functions()
     chance = random.Random(hashlib.sha256(f"{integrand}|{text}".encode()).digest())
-    constants = {name: _Dual(context.mpf(chance.randint(1, 99)), context.zero) for name in _CONSTANTS}
-    constants |= {"pi": _Dual(+context.pi, context.zero)}
-    constants |= dict.fromkeys(("E", "e"), _Dual(+context.e, context.zero))
+    constants = {name: context.mpf(chance.randint(1, 99)) for name in _CONSTANTS}
+    constants |= {"pi": context.pi, "E": context.e, "e": context.e}
 
-    def at(expression: str, x: Any) -> _Dual:
-        def constant(number: Fraction) -> _Dual:
-            return _Dual(context.mpf(number.numerator) / number.denominator, context.zero)
+    def at(expression: str, x: Any) -> Any:
+        def constant(number: Fraction) -> _Number:
+            return _Number(context.mpf(number.numerator) / number.denominator)
 
-        return read(expression, constant, {**constants, variable: _Dual(x, context.one)}, functions)
+        names = {name: _Number(+value) for name, value in {**constants, variable: x}.items()}
+        return read(expression, constant, names, functions).value
 
     def wanted(x: Any) -> Any | None:
         try:
-            value = at(integrand, x).value
+            value = at(integrand, x)
         except NotAnExpression:
             return None
         return value if isinstance(value, context.mpf) and context.isfinite(value) else None
@@ -339,7 +315,7 @@ def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
             value = wanted(x)
             if value is None:
                 continue
-            slope = at(text, x).slope
+            slope = context.diff(lambda near: at(text, near), x)
             if not context.isfinite(slope) or abs(slope - value) > context.mpf(_TOLERANCE) * (1 + abs(value)):
                 return False
             checked += 1

@@ -67,8 +67,8 @@ def _game(answer: str, item: Item, *, close: float, target: int | None = None) -
     except NotAnExpression as error:
         raise Unsolved(f"it is no expression of numbers: {error}", _WRONG) from None
     if sorted(expression.numbers) != wanted:
-        used, given = (" ".join(map(str, some)) for some in (expression.numbers, numbers))
-        raise Unsolved(f"it uses the numbers {used[:100]}, and these are given: {given}", close)
+        used, allowed = (" ".join(map(str, some)) for some in (expression.numbers, numbers))
+        raise Unsolved(f"it uses the numbers {used[:100]}, and these are given: {allowed}", close)
     if expression.value != target:
         raise Unsolved(f"it makes {str(expression.value)[:40]}, and not {target}", close)
 

@@ -28,9 +28,9 @@ def rows(
     task: str, *, size: int, seed: int, agent: str, config: dict[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Rows of one family, with its settings (``config``). Raises ValueError: there is no such family."""
-    for made in reasoning_gym.create_dataset(task, size=size, seed=seed, **(config or {})):
+    for entry in reasoning_gym.create_dataset(task, size=size, seed=seed, **(config or {})):
         # Through JSON: tuples become lists here as they would on the way to the verifier.
-        item = json.loads(json.dumps(made, default=str))
+        item = json.loads(json.dumps(entry, default=str))
         yield {
             "responses_create_params": {
                 "instructions": _INSTRUCTIONS,

@@ -142,8 +142,8 @@ def _arguments(response: Response, tool: str | None) -> str | _Fault:
         return _Fault("multiple_tool_calls", f"one function call is expected, not {names}")
     if tool and names != tool:
         return _Fault("wrong_tool_name", f"a call of {tool} is expected, not {names}")
-    given = calls[0].get("arguments")
-    arguments = "{}" if given is None or str(given).strip() in ("", "null") else str(given)
+    raw = calls[0].get("arguments")
+    arguments = "{}" if raw is None or str(raw).strip() in ("", "null") else str(raw)
     limit = MAX_CHARS["json"]
     if len(arguments) > limit:
         return _Fault("tool_arguments_parse_error", f"longer than {limit} characters")

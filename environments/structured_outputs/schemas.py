@@ -113,9 +113,9 @@ def ecma(pattern: str) -> str:
     """
     in_class = False
 
-    def translated(found: re.Match[str]) -> str:
+    def translated(match: re.Match[str]) -> str:
         nonlocal in_class
-        text = found[0]
+        text = match[0]
         if text == "$":
             return text if in_class else r"\Z"
         if text.startswith(r"\k<"):

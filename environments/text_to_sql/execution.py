@@ -103,32 +103,32 @@ class SqlRunner(SandboxPool):
         return {"error": reason, "stage": "sql"}
 
 
-def difference(expected: JSON, given: JSON) -> str | None:
+def difference(expected: JSON, actual: JSON) -> str | None:
     """How two results of `sqlite_runner.run_sql` differ; None if they agree."""
-    if expected["tables"] is None and given["tables"] is not None:
+    if expected["tables"] is None and actual["tables"] is not None:
         return "it changes the database, and the expected query does not"
-    if expected["tables"] is not None and given["tables"] is None:
+    if expected["tables"] is not None and actual["tables"] is None:
         return "it does not change the database, and the expected query does"
-    if (reason := _difference_of_rows(expected["rows"], given["rows"])) is not None:
+    if (reason := _difference_of_rows(expected["rows"], actual["rows"])) is not None:
         return reason
-    tables, others = expected["tables"] or {}, given["tables"] or {}
+    tables, others = expected["tables"] or {}, actual["tables"] or {}
     for name in sorted(tables.keys() | others.keys()):
         if (reason := _difference_of_rows(tables.get(name), others.get(name))) is not None:
             return f"table {name}: {reason}"
     return None
 
 
-def _difference_of_rows(expected: Rows | None, given: Rows | None) -> str | None:
-    if expected is None or given is None:
-        return None if expected is given else f"it gives {'no result' if given is None else 'a result'}"
-    if len(expected) != len(given):
-        return f"it gives {len(given)} rows, and {len(expected)} were expected"
-    columns, others = _columns(expected), _columns(given)
+def _difference_of_rows(expected: Rows | None, actual: Rows | None) -> str | None:
+    if expected is None or actual is None:
+        return None if expected is actual else f"it gives {'no result' if actual is None else 'a result'}"
+    if len(expected) != len(actual):
+        return f"it gives {len(actual)} rows, and {len(expected)} were expected"
+    columns, others = _columns(expected), _columns(actual)
     fewer, more = sorted((columns, others), key=len)
     fits = [[i for i, other in enumerate(more) if _same_values(column, other)] for column in fewer]
     if len(pair_up(fits)) < len(fewer):
         return "a column has other values"
-    narrow, wide = (expected, given) if fewer is columns else (given, expected)
+    narrow, wide = (expected, actual) if fewer is columns else (actual, expected)
     if not any(_same_rows(narrow, wide, places) for places in islice(_pairings(fits), _MOST_PAIRINGS)):
         return "its columns have the expected values, and its rows have not"
     return None

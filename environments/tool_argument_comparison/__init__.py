@@ -77,27 +77,27 @@ class Outcome(NamedTuple):
 
 
 def compare_calls(
-    expected: Sequence[Action], made: Sequence[Action], settings: ComparisonSettings
+    expected: Sequence[Action], actual: Sequence[Action], settings: ComparisonSettings
 ) -> Outcome:
     """Compare calls in any order. Raises ValueError: the arguments of an expected call cannot be read."""
     if settings.parallel_tool_call_rewarding:
-        missing, surplus = len(made) < len(expected), len(made) > len(expected)
+        missing, surplus = len(actual) < len(expected), len(actual) > len(expected)
         if (missing and not settings.allow_subset) or (surplus and not settings.allow_superset):
             return Outcome(0.0, Category.OTHER_COUNT)
     wanted = [(name, decode_arguments(arguments)) for name, arguments in expected]
-    given = [(name, _decoded(arguments)) for name, arguments in made]
-    problems = [[_problem(one, other, settings) for other in given] for one in wanted]
+    actions = [(name, _decoded(arguments)) for name, arguments in actual]
+    problems = [[_problem(one, other, settings) for other in actions] for one in wanted]
     matched = pair_up([[i for i, problem in enumerate(row) if problem is None] for row in problems])
     if not settings.parallel_tool_call_rewarding and len(matched) == len(expected):
         fitting = {i for row in problems for i, problem in enumerate(row) if problem is None}
-        guesses = [name for i, (name, _) in enumerate(made) if i not in fitting]
+        guesses = [name for i, (name, _) in enumerate(actual) if i not in fitting]
         if len(guesses) > MAX_SURPLUS or any(name == one.name for name in guesses for one in expected):
             return Outcome(0.0, Category.HEDGE)
-    reward = _reward(len(matched), len(expected), len(made), settings)
+    reward = _reward(len(matched), len(expected), len(actual), settings)
     if reward == 1.0:
         return Outcome(reward, Category.CALL if len(expected) == 1 else Category.CALLS)
     unmatched = [number for number in range(len(expected)) if number not in matched]
-    if not unmatched or len(matched) == len(made):
+    if not unmatched or len(matched) == len(actual):
         return Outcome(reward, Category.OTHER_COUNT)
     # The first problem beyond another name is that of the call that came nearest.
     reasons = (problem for problem in problems[unmatched[0]] if problem not in (None, Category.OTHER_TOOL))
@@ -117,55 +117,55 @@ def _decoded(arguments: Any) -> Any:
         return _UNREADABLE
 
 
-def _reward(matched: int, expected: int, made: int, settings: ComparisonSettings) -> float:
+def _reward(matched: int, expected: int, actual: int, settings: ComparisonSettings) -> float:
     if not settings.parallel_tool_call_rewarding:
         return float(matched == expected)
     if settings.parallel_tool_call_reward_mode == "f1":
-        return 2 * matched / (expected + made)
-    required = min(expected, made) if settings.allow_subset else expected
+        return 2 * matched / (expected + actual)
+    required = min(expected, actual) if settings.allow_subset else expected
     if settings.parallel_tool_call_reward_mode == "fractional":
         return matched / required
     return float(matched == required)
 
 
 def _problem(
-    expected: tuple[Any, Any], made: tuple[Any, Any], settings: ComparisonSettings
+    expected: tuple[Any, Any], actual: tuple[Any, Any], settings: ComparisonSettings
 ) -> Category | None:
     """How a call differs from the expected one; None if it does not."""
-    if made[0] != expected[0]:
+    if actual[0] != expected[0]:
         return Category.OTHER_TOOL
-    if made[1] is _UNREADABLE:
+    if actual[1] is _UNREADABLE:
         return Category.NO_JSON
-    return _difference(expected[1], made[1], settings)
+    return _difference(expected[1], actual[1], settings)
 
 
-def _difference(expected: Any, made: Any, settings: ComparisonSettings) -> Category | None:
-    if type(made) is not type(expected):
+def _difference(expected: Any, actual: Any, settings: ComparisonSettings) -> Category | None:
+    if type(actual) is not type(expected):
         return Category.OTHER_TYPE
     pairs: Sequence[tuple[Any, Any]] = ()
     if isinstance(expected, dict):
-        if made.keys() != expected.keys():
+        if actual.keys() != expected.keys():
             return Category.OTHER_KEYS
-        pairs = [(value, made[key]) for key, value in expected.items()]
+        pairs = [(value, actual[key]) for key, value in expected.items()]
     elif isinstance(expected, list):
-        if len(made) != len(expected):
+        if len(actual) != len(expected):
             return Category.OTHER_LENGTH
-        pairs = list(zip(expected, made, strict=True))
-    elif not _matches(expected, made, settings):
+        pairs = list(zip(expected, actual, strict=True))
+    elif not _matches(expected, actual, settings):
         return Category.OTHER_VALUE
     differences = (_difference(one, other, settings) for one, other in pairs)
     return next((difference for difference in differences if difference is not None), None)
 
 
-def _matches(expected: Any, made: Any, settings: ComparisonSettings) -> bool:
+def _matches(expected: Any, actual: Any, settings: ComparisonSettings) -> bool:
     if isinstance(expected, float):
-        return bool(abs(made - expected) < settings.floating_point_comparison_threshold)
+        return bool(abs(actual - expected) < settings.floating_point_comparison_threshold)
     if not isinstance(expected, str):
-        return bool(made == expected)
-    words, others = Counter(expected.lower().split()), Counter(made.lower().split())
+        return bool(actual == expected)
+    words, others = Counter(expected.lower().split()), Counter(actual.lower().split())
     totals = words.total(), others.total()
     if min(totals) < 2:
-        return bool(made == expected)
+        return bool(actual == expected)
     return (words & others).total() / sum(totals) >= settings.word_count_similarity_threshold
 
 
@@ -248,6 +248,6 @@ def _reason(outcome: Outcome, request: ActionRequest) -> str:
     else:
         calls = [expected] if isinstance(expected, ExpectedCall) else expected.calls
         wanted = listed(f"{call.name}({call.arguments})" for call in calls)
-    made, text = request.response.function_calls, request.response.output_text
-    called = f"the calls {listed_calls(made)}" if made else f"the text {excerpt(text)}"
+    tool_calls, text = request.response.function_calls, request.response.output_text
+    called = f"the calls {listed_calls(tool_calls)}" if tool_calls else f"the text {excerpt(text)}"
     return f"{outcome.category.value}: expected {wanted}, found {called}"

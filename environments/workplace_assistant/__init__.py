@@ -84,11 +84,11 @@ class WorkplaceAssistant(OfficeTools, ResourcesServer):
     async def _apply(self, call: JSON, office: Office) -> None:
         name = call.get("name")
         spec = self.tools.get(name) if isinstance(name, str) else None
-        given = arguments_of(call)
-        if spec is None or given is None:
+        decoded = arguments_of(call)
+        if spec is None or decoded is None:
             raise InvalidRequest(
                 f"there is no tool {str(name)[:100]!r}, or its arguments are not a JSON object"
             )
-        arguments: Any = parse(spec.arguments, given, "arguments")
+        arguments: Any = parse(spec.arguments, decoded, "arguments")
         values = {field: getattr(arguments, field) for field in type(arguments).model_fields}
         await getattr(self, spec.name)(**values, session=office)

@@ -393,8 +393,8 @@ class Workspace(ResourcesServer):
         if verdict.reward > 0:
             forged = await self._tested(task, spec, files, *task.tests, task.must_fail)
             if not forged.exit_status:
-                found = f"do not end: {forged.reason}" if forged.exit_status is None else "succeed as well"
-                reason = f"tests that must fail {found}; the agent's code may forge their outcome"
+                outcome = f"do not end: {forged.reason}" if forged.exit_status is None else "succeed as well"
+                reason = f"tests that must fail {outcome}; the agent's code may forge their outcome"
                 return verdict.model_copy(update={"reward": 0.0, "reason": reason})
         return verdict
 

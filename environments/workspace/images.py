@@ -291,8 +291,8 @@ def _settings(steps: list[tuple[str, str]], spec: SandboxSpec) -> SandboxSpec:
             if name == "ENV" and not pairs[0][1]:  # the old form: ENV NAME value
                 key, _, rest = value.partition(" ")
                 pairs = [(key, "=", rest)]
-            made = {key: given for key, equals, given in pairs if equals}
-            (env if name == "ENV" else arguments).update(made)
+            settings = {key: given for key, equals, given in pairs if equals}
+            (env if name == "ENV" else arguments).update(settings)
     own = spec.model_fields_set
     return spec.model_copy(
         update={

@@ -47,14 +47,14 @@ def _fetch(name: str, kept: Path) -> None:
         )
     logger.warning("fetching %s by Harbor's program into %s", name, kept)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=kept.parent, prefix=".") as made:
+    with TemporaryDirectory(dir=kept.parent, prefix=".") as folder:
         done = subprocess.run(
-            [*command, "download", name, "--output-dir", made, "--export"],
+            [*command, "download", name, "--output-dir", folder, "--export"],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
             check=False,
         )
-        folders = [*Path(made).iterdir()]
+        folders = [*Path(folder).iterdir()]
         if done.returncode or len(folders) != 1:
             raise InvalidRequest(f"Harbor's program did not fetch {name}: it ended with {done.returncode}")
         try:

@@ -311,12 +311,12 @@ def _no_task(folder: Path, error: Exception) -> InvalidRequest:
 
 def _step(folder: Path, config: _Config, step: _Step) -> Step:
     own = folder / "steps" / step.name
-    given = step.verifier.model_fields_set
+    chosen = step.verifier.model_fields_set
     own_place = step.verifier.environment_mode == "shared" or step.verifier.environment is not None
     inherited = () if own_place else ("environment_mode", "environment")
-    network = () if "network_mode" in given else ("network_mode", "allowed_hosts")
+    network = () if "network_mode" in chosen else ("network_mode", "allowed_hosts")
     update = {
-        name: getattr(config.verifier, name) for name in (*inherited, *network, "user") if name not in given
+        name: getattr(config.verifier, name) for name in (*inherited, *network, "user") if name not in chosen
     }
     update["env"] = {**config.verifier.env, **step.verifier.env}
     verifier = step.verifier.model_copy(update=update)

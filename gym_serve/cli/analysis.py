@@ -20,18 +20,31 @@ from gym_serve.cli.printing import (
     shortened,
     sparkline,
 )
-from gym_serve.metrics import Coverage
+from gym_serve.cli.run_report import FAILURE_COLUMNS, FailureClass, failures_of
+from gym_serve.metrics import SUMMARY_COLUMNS, Coverage
 from gym_serve.metrics.aggregator import interval_text
+from gym_serve.rollouts.analysis import (
+    Asked,
+    Comparison,
+    Estimate,
+    RewardProfile,
+    RunScores,
+    TaskKey,
+    TaskProfile,
+    prompts_of_tasks,
+    read_asked,
+    read_rollouts,
+    rows_of_tasks,
+)
+from gym_serve.rollouts.analysis.comparison import ComparisonSummary
+from gym_serve.rollouts.analysis.reading import ProfileSummary
+from gym_serve.rollouts.files import read_records, readable_line, replacing
+from gym_serve.rollouts.rows import Problems
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
-    from gym_serve.cli.run_report import FailureClass
     from gym_serve.judging import Calibration
-    from gym_serve.rollouts.analysis import Asked, Estimate, RewardProfile, TaskProfile
-    from gym_serve.rollouts.analysis.comparison import ComparisonSummary
-    from gym_serve.rollouts.analysis.reading import ProfileSummary
-    from gym_serve.rollouts.rows import Problems
-    from gym_serve.types.requests import JSON
 
 KeyOption = Annotated[
     str,
@@ -72,27 +85,20 @@ def profile(
     """
     if output is not None and (key != "_ng_task_index" or len(rollouts) > 1):
         raise typer.BadParameter("--output needs a single run, without --key")
-    # Imported here, so that --help starts fast.
-    from gym_serve.cli.run_report import failures_of
-    from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_asked, read_rollouts
-    from gym_serve.rollouts.rows import Problems
-
-    problems, reward_profile = Problems(), RewardProfile(solved_at, failures, worst=top)
+    problems, rewards = Problems(), RewardProfile(solved_at, failures, worst=top)
     task_key = TaskKey(key)
     for rollout in read_rollouts(rollouts, task_key, problems):
-        reward_profile.add(rollout)
+        rewards.add(rollout)
     asked = read_asked(rollouts, task_key)
     written = None
     if output is not None:
-        written = _write_rows(rollouts[0], reward_profile, output)
-    summary = reward_profile.summary(top, asked.rollouts)
+        written = _write_rows(rollouts[0], rewards, output)
+    summary = rewards.summary(top, asked.rollouts)
     failed = failures_of(rollouts)
     if as_json:
-        _print_profile_json(reward_profile, summary, asked, failed, problems)
+        _print_profile_json(rewards, summary, asked, failed, problems)
     else:
-        _print_profile(
-            rollouts[0] if key == "_ng_task_index" else None, reward_profile, summary, asked, failed
-        )
+        _print_profile(rollouts[0] if key == "_ng_task_index" else None, rewards, summary, asked, failed)
     if written is not None:
         echo(f"{written:,} rows to train on next: {output}", err=as_json)
     if not as_json:
@@ -101,20 +107,18 @@ def profile(
         raise typer.Exit(1)
 
 
-def _write_rows(run: Path, found: RewardProfile, output: Path) -> int:
-    from gym_serve.rollouts.analysis import rows_of_tasks
-    from gym_serve.rollouts.files import readable_line, replacing
+def _write_rows(run: Path, rewards: RewardProfile, output: Path) -> int:
 
     written = 0
     with replacing(output) as file:
-        for row in rows_of_tasks(run, found.trainable_tasks()):
+        for row in rows_of_tasks(run, rewards.trainable_tasks()):
             file.write(readable_line(row))
             written += 1
     return written
 
 
 def _print_profile_json(
-    found: RewardProfile,
+    rewards: RewardProfile,
     summary: ProfileSummary,
     asked: Asked,
     failed: list[FailureClass],
@@ -126,10 +130,10 @@ def _print_profile_json(
         "coverage": summary.coverage._asdict(),
         "train_next": [task.task_index for task in summary.train_next],
         "worst": [rollout._asdict() for rollout in summary.worst],
-        "solved_at": found.solved_at,
-        "failed_count_as": found.failures,
-        "reward_edges": found.bin_edges,
-        "agents": [asdict(row) for row in found.agents(asked.rollouts)],
+        "solved_at": rewards.solved_at,
+        "failed_count_as": rewards.failures,
+        "reward_edges": rewards.bin_edges,
+        "agents": [asdict(row) for row in rewards.agents(asked.rollouts)],
         "failures": [asdict(one) for one in failed],
         "notes": asked.notes,
         "problems": problems.kept,
@@ -141,33 +145,30 @@ def _print_profile_json(
             "bucket": task.bucket,
             "trainable": task.trainable,
         }
-        for task in found.tasks()
+        for task in rewards.tasks()
     )
     print_json_stream(head, "per_task", tasks)
 
 
 def _print_profile(
     run: Path | None,
-    found: RewardProfile,
+    rewards: RewardProfile,
     summary: ProfileSummary,
     asked: Asked,
     failed: list[FailureClass],
 ) -> None:
-    from gym_serve.cli.run_report import FAILURE_COLUMNS
-    from gym_serve.metrics import SUMMARY_COLUMNS
-    from gym_serve.rollouts.analysis import prompts_of_tasks
 
     if not summary.tasks:
         echo("No scored rollouts.", err=True)
         print_table(FAILURE_COLUMNS, (one.cells() for one in failed))
         return
-    print_table(SUMMARY_COLUMNS, (row.cells() for row in found.agents(asked.rollouts)))
+    print_table(SUMMARY_COLUMNS, (row.cells() for row in rewards.agents(asked.rollouts)))
     echo()
     for note in asked.notes:
         echo(f"note: {note}")
     figures = (
         ("mean reward", summary.mean_reward),
-        (f"pass rate % (reward of {found.solved_at:g} or more)", summary.pass_rate),
+        (f"pass rate % (reward of {rewards.solved_at:g} or more)", summary.pass_rate),
     )
     print_table(
         (f"over {summary.tasks:,} tasks", "", "95% interval", "method"),
@@ -176,7 +177,7 @@ def _print_profile(
             for name, figure in figures
         ),
     )
-    counted = ", and each failed one counts as 0" if found.failures == "zero" else ""
+    counted = ", and each failed one counts as 0" if rewards.failures == "zero" else ""
     echo(f"{summary.coverage} rollouts are scored{counted}")
     if summary.unscored_tasks:
         echo(f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed or are masked")
@@ -200,7 +201,7 @@ def _print_profile(
     echo(f"\nto train on next: {summary.trainable_tasks:,} of {summary.tasks:,} tasks")
     indices = [task.task_index for task in summary.train_next]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
-    low, high = found.bin_edges[0], found.bin_edges[-1]
+    low, high = rewards.bin_edges[0], rewards.bin_edges[-1]
     print_table(
         ("task", "agent", "solved", "mean", "std", f"rewards {low:g}..{high:g}", "prompt"),
         ([*_profile_cells(task), shortened(prompts.get(task.task_index, ""))] for task in summary.train_next),
@@ -248,8 +249,6 @@ def diff(
 
     Example: gym-serve diff before.jsonl after.jsonl
     """
-    from gym_serve.rollouts.analysis import Comparison, RunScores, TaskKey, read_asked, read_rollouts
-    from gym_serve.rollouts.rows import Problems
 
     problems, names = Problems(), TaskKey(key)
     runs = [RunScores(solved_at, failures) for _ in range(2)]
@@ -294,7 +293,6 @@ def diff(
 def _print_diff(
     run: Path | None, summary: ComparisonSummary, coverage: list[Coverage], notes: list[str]
 ) -> None:
-    from gym_serve.rollouts.analysis import prompts_of_tasks
 
     print_table(
         ("metric", "agent", "tasks", "A", "B", "B - A", "95% interval", "p", "B is"),
@@ -386,7 +384,6 @@ def calibrate(
     Example: gym-serve calibrate out.jsonl --label human --at 0.5
     """
     from gym_serve.judging import Calibration
-    from gym_serve.rollouts.files import read_records
 
     if not rollouts.exists():
         raise InvalidRequest(f"cannot read {rollouts}: no such file")
@@ -442,12 +439,17 @@ def _label_of(value: Any, field: str, at: float | None) -> Any:
     return value
 
 
-def _print_calibration(found: Calibration) -> None:
+def _print_calibration(calibration: Calibration) -> None:
     print_table(
         ("people", "verifier", "rollouts"),
-        ((str(person), str(judge), f"{n:,}") for (person, judge), n in sorted(found.pairs.items(), key=repr)),
+        (
+            (str(person), str(judge), f"{n:,}")
+            for (person, judge), n in sorted(calibration.pairs.items(), key=repr)
+        ),
     )
     kappa = (
-        "undefined, because both always give the same label" if found.kappa is None else f"{found.kappa:.3f}"
+        "undefined, because both always give the same label"
+        if calibration.kappa is None
+        else f"{calibration.kappa:.3f}"
     )
-    echo(f"\n{found.rows:,} rollouts: agreement {100 * found.agreement:.1f} %, kappa {kappa}")
+    echo(f"\n{calibration.rows:,} rollouts: agreement {100 * calibration.agreement:.1f} %, kappa {kappa}")

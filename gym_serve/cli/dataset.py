@@ -11,6 +11,7 @@ them, and gets new ones. `row_check` also checks rows against a graph. `Duplicat
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from importlib import import_module
@@ -25,21 +26,19 @@ from gym_serve.cli.options import App, ApplicationOption, JsonOption, resolve_fi
 from gym_serve.cli.printing import echo, print_json, print_problems
 from gym_serve.cli.publishing import push
 from gym_serve.graph.spec import Graph, Node, nearest
+from gym_serve.rollouts.expansion import PromptTemplate
+from gym_serve.rollouts.files import replacing
 from gym_serve.rollouts.rows import Problems, read_rows, rollout_index, task_index
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.servers.resources import ResourcesServer
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.protocols.bodies import misfits
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_row, marks_of, with_prompt
 
-_ROLES = ("user", "assistant", "system", "developer")
 _PARAMS = "responses_create_params"
 _OPTIONS = ("extra_body", "chat_template_kwargs")
-_REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "function_call": {"call_id": str, "name": str, "arguments": str},
-    "function_call_output": {"call_id": str, "output": (str, list)},
-    "reasoning": {"summary": list},
-}
 
 
 def row_problems(row: JSON) -> Iterator[str]:
@@ -51,8 +50,11 @@ def row_problems(row: JSON) -> Iterator[str]:
         yield from error.message.removeprefix("invalid row: ").split("; ")
         return
     params = row[_PARAMS]
-    yield from _input(params["input"])
-    yield from _tools(params.get("tools") or [])
+    yield from (f"{_PARAMS}.{misfit.place} {misfit}" for misfit in misfits(params))
+    yield from _orphans(params["input"])
+    for name, times in Counter(map(_tool_name, params.get("tools") or ())).items():
+        if name and times > 1:
+            yield f"{_PARAMS}.tools: each must have a name of its own, got {name!r} {times} times"
     yield from _metadata(params.get("metadata"))
     yield from _agent_ref(row.get("agent_ref"))
     for name in _OPTIONS:
@@ -64,68 +66,24 @@ def row_problems(row: JSON) -> Iterator[str]:
             yield f"{mark}: only a run sets this key; rename it, as it is ignored"
 
 
-def _input(items: str | list[JSON]) -> Iterator[str]:
-    if isinstance(items, str):
-        return
+def _orphans(items: str | list[JSON]) -> Iterator[str]:
     called: set[str] = set()
-    for index, item in enumerate(items):
-        place = f"{_PARAMS}.input[{index}]"
-        kind = item.get("type", "message")
-        if kind == "message":
-            yield from _message(item, place)
-        elif kind in _REQUIRED:
-            for key, types in _REQUIRED[kind].items():
-                if not isinstance(item.get(key), types):
-                    yield f"{place}.{key}: {_named(types)} is missing in a {kind}"
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        kind, call_id = item.get("type"), str(item.get("call_id"))
         if kind == "function_call":
-            called.add(str(item.get("call_id")))
-        elif kind == "function_call_output" and str(item.get("call_id")) not in called:
-            yield f"{place}.call_id: no function_call before it has this call_id"
+            called.add(call_id)
+        elif kind == "function_call_output" and call_id not in called:
+            yield f"{_PARAMS}.input[{index}].call_id: no function_call before it has this call_id"
 
 
-def _message(item: JSON, place: str) -> Iterator[str]:
-    if item.get("role") not in _ROLES:
-        yield f"{place}.role must be one of {', '.join(_ROLES)}, got {str(item.get('role'))[:50]!r}"
-    content = item.get("content")
-    if isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        yield f"{place}.content must be a text or a list of parts"
-        return
-    for index, part in enumerate(content):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            yield f"{place}.content[{index}] must be an object with a type, e.g. input_text"
-        elif part["type"] in ("input_text", "output_text") and not isinstance(part.get("text"), str):
-            yield f"{place}.content[{index}].text: a text is missing"
-
-
-def _tools(tools: list[JSON]) -> Iterator[str]:
-    names: set[str] = set()
-    for index, tool in enumerate(tools):
-        place = f"{_PARAMS}.tools[{index}]"
-        kind = tool.get("type")
-        if not isinstance(kind, str):
-            yield f"{place}.type: missing; 'function' for a tool of the environment"
-        if kind != "function":
-            continue
-        name = tool.get("name")
-        if not isinstance(name, str) or not name:
-            hint = "; it belongs next to type, not into 'function' as in Chat Completions"
-            yield f"{place}.name: a name is missing{hint if isinstance(tool.get('function'), dict) else ''}"
-        elif name in names:
-            yield f"{place}.name must be unique, got {name!r} twice"
-        else:
-            names.add(name)
-        if not isinstance(tool.get("parameters"), dict | None):
-            yield f"{place}.parameters must be a JSON schema"
+def _tool_name(tool: JSON) -> str | None:
+    name = tool.get("name")
+    return name if isinstance(name, str) and tool.get("type") == "function" else None
 
 
 def _metadata(metadata: Any) -> Iterator[str]:
-    if not isinstance(metadata, dict | None):
-        yield f"{_PARAMS}.metadata must be an object"
-        return
     for name in _OPTIONS:
-        value = (metadata or {}).get(name)
+        value = metadata.get(name) if isinstance(metadata, dict) else None
         if value is not None and not _is_json_object(value):
             yield f"{_PARAMS}.metadata.{name} must be a JSON object written as a string"
 
@@ -159,11 +117,6 @@ def _indices(row: JSON) -> Iterator[str]:
                 check(row)
             except InvalidRequest as error:
                 yield error.message
-
-
-def _named(types: type | tuple[type, ...]) -> str:
-    names: dict[type, str] = {str: "a text", list: "a list"}
-    return " or ".join(names[kind] for kind in (types if isinstance(types, tuple) else (types,)))
 
 
 def checked_rows(
@@ -287,9 +240,6 @@ def validate(
 
     Example: gym-serve dataset validate data/train.jsonl --graph graphs/math.yaml
     """
-    # Imported here, so that --help starts fast.
-    from gym_serve.rollouts.rows import Problems
-
     problems, earlier = Problems(), Duplicates()
     files, duplicates = [], 0
     check = row_check(graph, application)
@@ -370,12 +320,6 @@ def render(
     """
     if as_json and output is None:
         raise typer.BadParameter("--json needs --output: without it, the rows themselves are printed")
-    # Imported here, so that --help starts fast.
-    from gym_serve.rollouts.expansion import PromptTemplate
-    from gym_serve.rollouts.files import replacing
-    from gym_serve.rollouts.rows import Problems
-    from gym_serve.servers.transport import encode
-
     problems = Problems()
     written = 0
     template = PromptTemplate.of(prompt)
@@ -449,16 +393,15 @@ def benchmark(
 
     from gym_serve.evaluation.benchmark import find_benchmark
     from gym_serve.evaluation.models import settings_of
-    from gym_serve.rollouts.rows import Problems
 
-    found = find_benchmark(name)
+    chosen = find_benchmark(name)
     if graph is not None:
-        content = found.graph({"type": "scripted_model"}, None if judge is None else settings_of(judge))
+        content = chosen.graph({"type": "scripted_model"}, None if judge is None else settings_of(judge))
         graph.write_text(yaml.safe_dump(content, sort_keys=False))
     problems = Problems()
 
     def usable() -> Iterator[JSON]:
-        for where, row, reason in found.rows(split, limit=limit):
+        for where, row, reason in chosen.rows(split, limit=limit):
             reasons = [str(reason)] if row is None else list(row_problems(row))
             for problem in reasons:
                 problems.add(f"{where}: {problem}")
@@ -476,8 +419,6 @@ def benchmark(
 def write_rows(rows: Iterator[JSON], output: Path) -> int:
     """Write rows to a file, which is there once it is complete; how many. Raises InvalidRequest: the suffix
     is neither ``.jsonl`` nor ``.parquet``, or a package is missing."""
-    from gym_serve.rollouts.files import replacing
-    from gym_serve.servers.transport import encode
 
     written = 0
     if output.suffix == ".jsonl":

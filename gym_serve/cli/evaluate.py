@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
 
-from gym_serve.cli.collect import ConcurrencyOption, MaxFailuresOption, ResumeOption, RetryOption, SkipOption
+from gym_serve.cli import local_ray
 from gym_serve.cli.options import (
     MODEL_HELP,
     JsonOption,
     PriceOption,
+    RunOptions,
     SandboxOption,
     YesOption,
     fetch_weights,
     parse_pairs,
 )
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
-from gym_serve.cli.run_collection import exit_of
+from gym_serve.cli.run_collection import collect_into, exit_of
+from gym_serve.cli.run_report import FAILURE_COLUMNS, failures_of
 from gym_serve.cli.view import PORT
+from gym_serve.rollouts import Report
+from gym_serve.servers.usage import read_prices
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.client.core import CollectOptions
     from gym_serve.evaluation import Benchmark, Plan, Results
-    from gym_serve.rollouts import Progress, Report
-    from gym_serve.types.requests import JSON
 
 _BELOW = 6  # exit status
 _ROLLOUTS, _RESULTS, _PAGE = "rollouts.jsonl", "results.json", "report.html"
@@ -98,7 +100,6 @@ def evaluate(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Rollouts per row; by default what the benchmark says.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Sampling seed of a row's first rollout.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus of the sampling.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Of one answer.")] = None,
@@ -117,18 +118,10 @@ def evaluate(
         float | None, typer.Option(min=0, help="Cost of one rollout at most, at the --price of its model.")
     ] = None,
     price: PriceOption = None,
-    concurrency: ConcurrencyOption = 128,
-    timeout: Annotated[float | None, typer.Option(help="Time limit of one attempt, in seconds.")] = None,
-    max_cost: Annotated[
-        float | None, typer.Option(min=0, help="Stop once model calls have cost this much, at --price.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Stop once model calls have used this many tokens.")
-    ] = None,
+    run: RunOptions,
     max_seconds: Annotated[
         float | None, typer.Option(min=0, help="Start no rollout after this time; --resume goes on.")
     ] = None,
-    max_failures: MaxFailuresOption = 5,
     by: Annotated[
         list[str] | None, typer.Option(metavar="FIELD", help="Break scores down by a field of the rows.")
     ] = None,
@@ -151,9 +144,6 @@ def evaluate(
             "--check", help="Run no model: the sample's right answers must score 1, and empty ones less."
         ),
     ] = False,
-    resume: ResumeOption = False,
-    retry_failed: RetryOption = False,
-    skip_invalid: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate models on benchmarks: a table here, and results.json, report.html and all rollouts in FOLDER.
@@ -170,8 +160,6 @@ def evaluate(
     """
     # Imported here, so that --help and usage errors start fast.
     from gym_serve.evaluation.plan import Request
-    from gym_serve.rollouts import Budget
-    from gym_serve.servers.usage import read_prices
 
     sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
     request = Request(
@@ -192,7 +180,7 @@ def evaluate(
             **parse_pairs(param or (), "--param reasoning={effort: low}"),
         },
         repeats=repeats,
-        seed=seed,
+        seed=run.seed,
         max_turns=max_turns,
         sample_tokens=sample_tokens,
         sample_seconds=sample_seconds,
@@ -217,15 +205,9 @@ def evaluate(
         echo(f"note: {note}", err=True)
     folder = output or Path(time.strftime("eval-%Y%m%d-%H%M%S"))
     options: CollectOptions = {
+        **run.of(max_seconds),
         "repeats": plan.rollouts_per_row(),
         "seed": request.seed,
-        "concurrency": concurrency,
-        "timeout": timeout,
-        "max_failures": max_failures,
-        "skip_invalid": skip_invalid,
-        "budget": Budget(max_cost, max_tokens, max_seconds),
-        "resume": resume,
-        "retry_failed": retry_failed,
     }
     report, signalled = _run(plan, folder / _ROLLOUTS, options)
     if report is not None:
@@ -238,9 +220,7 @@ def evaluate(
 
 
 def _run(plan: Plan, output: Path, options: CollectOptions) -> tuple[Report | None, int | None]:
-    from gym_serve.cli import local_ray
-    from gym_serve.cli.run_collection import run_collection
-    from gym_serve.client import AsyncGym, Gym
+    from gym_serve.client import Gym
 
     needs_ray = any(model.needs_ray for model in plan.models)
     if needs_ray:
@@ -248,12 +228,7 @@ def _run(plan: Plan, output: Path, options: CollectOptions) -> tuple[Report | No
         local_ray.import_ray()
     output.parent.mkdir(parents=True, exist_ok=True)
     with Gym.from_graph(plan.graph(), ray=needs_ray) as gym:
-
-        async def collect(progress: Callable[[Progress], None], stopping: asyncio.Event) -> Report:
-            watched: CollectOptions = {**options, "progress": progress, "stop": stopping}
-            return await AsyncGym.of(gym).collect(plan.rows(), output, **watched)
-
-        return run_collection(collect, output)
+        return collect_into(output, gym, plan.rows(), options)
 
 
 def _results(
@@ -283,7 +258,6 @@ def _results(
 
 
 def _show(results: Results, folder: Path, report: Report, *, as_json: bool) -> None:
-    from gym_serve.cli.run_report import FAILURE_COLUMNS, failures_of
     from gym_serve.evaluation.report import change, interval, percent
 
     if as_json:

@@ -10,16 +10,14 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import orjson
 
+from gym_serve.graph.spec import Graph
+from gym_serve.rollouts.rows import read_rows
 from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.types.requests import JSON
-
-if TYPE_CHECKING:
-    from gym_serve.graph.spec import Graph
-
 
 SOURCES = "gym_serve.rows"
 """The entry points of `RowSource`."""
@@ -81,7 +79,6 @@ def file_of_rows(source: RowSource, folder: Path) -> Iterator[Path]:
 def row_of(text: str) -> JSON:
     """The row that a user gives: a JSON object, or ``FILE.jsonl[:LINE]`` for the first line or another one.
     Raises InvalidRequest: it is none."""
-    from gym_serve.rollouts.rows import read_rows
 
     if text.lstrip().startswith("{"):
         try:

@@ -20,10 +20,11 @@ import typer
 from gym_serve.cli.examples import row_of
 from gym_serve.cli.options import JsonOption, TokenOption, parse_pairs
 from gym_serve.cli.printing import echo, print_json, print_table
+from gym_serve.graph.classes import find_class
+from gym_serve.servers import ResourcesServer
 from gym_serve.types.errors import GraphError, NotFound
 
 if TYPE_CHECKING:
-    from gym_serve.servers import ResourcesServer
     from gym_serve.testing import FixtureResult
     from gym_serve.testing.conformance import Result
 
@@ -90,8 +91,6 @@ def run_fixtures(
 
 def _class_of(environment: str) -> type[ResourcesServer]:
     """The class of a type; of a package that is no type, the one environment that it exports."""
-    from gym_serve.graph.classes import find_class
-    from gym_serve.servers import ResourcesServer
 
     cls: Any
     try:

@@ -11,11 +11,13 @@ import typer
 
 from gym_serve.cli.options import JsonOption, parse_pairs
 from gym_serve.cli.printing import echo, print_json, print_table
+from gym_serve.rollouts.files import replacing
+from gym_serve.rollouts.rows import read_rows
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
 
 if typing.TYPE_CHECKING:
     from gym_serve.interop.export import ExportReport
-    from gym_serve.types.requests import JSON
 
 
 def _list_formats(wanted: bool) -> None:
@@ -82,7 +84,6 @@ def export(
 
 
 def _read(paths: list[Path]) -> Iterator[JSON]:
-    from gym_serve.rollouts.rows import read_rows
 
     for path in paths:
         for where, rollout, problem in read_rows(path):
@@ -140,7 +141,6 @@ def import_nemo_gym(
     Example: gym-serve import-nemo-gym Gym/benchmarks/aime24/config.yaml -o graphs/aime24.yaml
     """
     from gym_serve.interop.nemo_gym import import_config
-    from gym_serve.rollouts.files import replacing
 
     imported = import_config(configs, name=name, skip_unknown=skip_unknown)
     if output is not None:

@@ -12,26 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import ValidationError
 
-from gym_serve.cli.options import (
-    AddressOption,
-    ApplicationOption,
-    AttachOption,
-    JsonOption,
-    RayOption,
-    SetOption,
-    Target,
-    TokenOption,
-    UrlOption,
-)
+from gym_serve.cli.options import JsonOption, Target
 from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
+from gym_serve.graph.spec import Graph
+from gym_serve.rollouts import prices_of
+from gym_serve.servers.runner import DESCRIBE
 from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.types.requests import JSON, problems_of
 
 if TYPE_CHECKING:
     from gym_serve.evaluation.judge_trial import Question, Trial, Way
-    from gym_serve.graph.spec import Graph
 
 _DOUBTED = 6  # exit status
 _PROBLEMS = 20
@@ -60,13 +52,7 @@ def judge_check(
         str | None,
         typer.Option(metavar="NAME", help="The environment, where the graph has several."),
     ] = None,
-    attach: AttachOption = None,
-    address: AddressOption = None,
-    url: UrlOption = None,
-    auth_token: TokenOption = None,
-    no_ray: RayOption = False,
-    set_: SetOption = None,
-    application: ApplicationOption = None,
+    target: Target,
     max_output_tokens: Annotated[
         int, typer.Option(min=1, help="Of one answer of the model of --judge.")
     ] = 2048,
@@ -86,18 +72,16 @@ def judge_check(
     """
     from gym_serve.client import AsyncGym
     from gym_serve.evaluation.judge_trial import JudgeTrial, Trial
-    from gym_serve.rollouts import prices_of
-    from gym_serve.servers.runner import DESCRIBE
 
     questions = list(islice(_questions(rows), limit))
     if not questions:
         raise InvalidRequest(f"{rows} has no question")
     if judge is not None:
-        if (graph, attach, url) != (None, None, None):
+        if (graph, target.attach, target.url) != (None, None, None):
             raise typer.BadParameter("give either --judge, or the graph of an environment")
         target = _judged_by(judge, questions, max_output_tokens)
     else:
-        target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
+        target = target.of(graph)
         if (resolved := target.resolved()) is not None and graph is not None:
             extended = {"extends": load_graph(graph).path, "resources": _with_other_labels(resolved)}
             target = replace(target, graph=extended)
@@ -173,7 +157,7 @@ def _judged_by(judge: str, questions: Sequence[Question], max_output_tokens: int
         }
     graph: JSON = {"models": {"judge": model.settings}, "resources": {"environment": environment}}
     graph["resources"] |= _with_other_labels(resolve(load_graph(graph).spec))
-    return Target(graph, ray=model.needs_ray)
+    return Target(graph=graph, no_ray=not model.needs_ray)
 
 
 def _with_other_labels(graph: Graph) -> dict[str, JSON]:

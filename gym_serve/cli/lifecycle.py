@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption
+from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, read_graph
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
+from gym_serve.cluster.code import files_of
 from gym_serve.cluster.preflight import problems_here
 from gym_serve.cluster.starting import HTTP_PORT, check_port, free_port
-from gym_serve.graph.loading import load_graph
-from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import Level, Record
 from gym_serve.types.errors import GraphError, NotFound
@@ -74,8 +73,7 @@ def up(
 
     Example: gym-serve up graphs/math.yaml
     """
-    source = load_graph(file, overrides=set_ or (), application=application)
-    graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+    source, graph = read_graph(file, set_, application)
     if dry_run:
         _print_files(graph, as_json=as_json)
         return
@@ -116,7 +114,6 @@ def up(
 
 
 def _print_files(graph: Graph, *, as_json: bool) -> None:
-    from gym_serve.cluster.code import files_of
 
     files = files_of(graph)
     if as_json:
@@ -178,8 +175,8 @@ def _applications() -> dict[str, Any]:
             "servers": servers or states(name),
         }
     for name, application in applications.items():
-        asked = [server for server in application["servers"] if server != GATEWAY]
-        loads = asyncio.run(reports_of(name, asked))
+        names = [server for server in application["servers"] if server != GATEWAY]
+        loads = asyncio.run(reports_of(name, names))
         by_server = pressure(loads, ())["servers"]
         for server, state in application["servers"].items():
             state["autoscaling"] = by_server[server]["autoscaling"] if server in by_server else None
@@ -194,12 +191,12 @@ def _status_rows(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             yield "", server, state["status"], replicas, _scaling(state["autoscaling"])
 
 
-def _scaling(asked: JSON | None) -> str:
-    if asked is None:
+def _scaling(scaling: JSON | None) -> str:
+    if scaling is None:
         return ""
-    load, target = round(asked["load"]), asked["target"]
-    limits = f"{asked['min']} to {asked['max']} allowed"
-    return f"{load} {asked['measure']} at {target:g} each ask for {asked['asks']} ({limits})"
+    load, target = round(scaling["load"]), scaling["target"]
+    limits = f"{scaling['min']} to {scaling['max']} allowed"
+    return f"{load} {scaling['measure']} at {target:g} each ask for {scaling['asks']} ({limits})"
 
 
 def _reasons(applications: dict[str, Any]) -> Iterator[str]:

@@ -17,30 +17,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_serve.cli.collect import ConcurrencyOption, LimitOption, OutputOption, ResumeOption, SkipOption
 from gym_serve.cli.options import (
-    AddressOption,
-    ApplicationOption,
-    AttachOption,
+    ConcurrencyOption,
     FailuresOption,
     JsonOption,
-    RayOption,
-    SetOption,
+    LimitOption,
+    OutputOption,
+    ResumeOption,
+    Running,
+    SkipOption,
     Target,
-    TokenOption,
-    UrlOption,
 )
 from gym_serve.cli.printing import echo
+from gym_serve.cli.run_collection import report_and_exit, run_collection
+from gym_serve.cli.run_report import print_report
+from gym_serve.graph.classes import find_class
+from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
+from gym_serve.rollouts import Collection, Expansion, Outputs, Report, RunnerOptions, collect
+from gym_serve.rollouts import merge as merge_runs
+from gym_serve.rollouts.journal import Header, Journal
+from gym_serve.rollouts.progress import Aggregate, Tally
+from gym_serve.servers.resources import ResourcesServer
+from gym_serve.servers.usage import USAGE_FIELD, Prices
 from gym_serve.types.errors import GraphError, InvalidRequest
+from gym_serve.types.requests import JSON
 from gym_serve.types.rows import REPLACED, agent_name, replaced, restored
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
-    from gym_serve.metrics import MetricSpec
-    from gym_serve.rollouts import Outputs, Report
-    from gym_serve.rollouts.progress import Aggregate
-    from gym_serve.servers.usage import Prices
-    from gym_serve.types.requests import JSON
 
 
 _ATTEMPTS = 3  # of collect
@@ -54,10 +58,7 @@ def merge(
     ],
     *,
     output: OutputOption,
-    attach: AttachOption = None,
-    address: AddressOption = None,
-    url: UrlOption = None,
-    auth_token: TokenOption = None,
+    running: Running,
     failures: FailuresOption = "mask",
     as_json: JsonOption = False,
 ) -> None:
@@ -75,17 +76,11 @@ def merge(
 
     Example: gym-serve merge part1.jsonl part2.jsonl -o out.jsonl
     """
-    # Imported here, so that --help starts fast.
-    from gym_serve.cli.run_report import print_report
-    from gym_serve.rollouts import Outputs
-    from gym_serve.rollouts import merge as merge_runs
-
     outputs = Outputs.of(output)
     with ExitStack() as stack:
         own_metrics = None
-        if attach is not None or url is not None:
-            target = Target(None, attach, url, address, auth_token)
-            own_metrics = _aggregate_of(stack.enter_context(target.open()))
+        if running.attach is not None or running.url is not None:
+            own_metrics = _aggregate_of(stack.enter_context(running.open()))
         metrics = asyncio.run(
             merge_runs(shards, output, own_metrics, lambda agent: _declared(outputs, agent))
         )
@@ -110,10 +105,6 @@ def _aggregate_of(gym: Gym) -> Aggregate:
 
 def _declared(outputs: Outputs, agent: str) -> MetricSpec:
     """The metrics of an agent's environment, whose type the run's header names."""
-    from gym_serve.graph.classes import find_class
-    from gym_serve.metrics import STATISTICS_ONLY
-    from gym_serve.rollouts.journal import Header
-    from gym_serve.servers.resources import ResourcesServer
 
     header = Header.read(outputs.header)
     graph = header.graph if header is not None else {}
@@ -127,9 +118,6 @@ def _declared(outputs: Outputs, agent: str) -> MetricSpec:
 
 
 def _report(outputs: Outputs, metrics: list[JSON]) -> Report:
-    from gym_serve.rollouts import Report
-    from gym_serve.rollouts.journal import Journal
-    from gym_serve.rollouts.progress import Tally
 
     with Journal(outputs, resume=True) as journal:
         assert journal.header is not None
@@ -155,13 +143,7 @@ def reverify(
         Path | None,
         typer.Option("--graph", metavar="FILE", help="Graph file to deploy."),
     ] = None,
-    attach: AttachOption = None,
-    address: AddressOption = None,
-    url: UrlOption = None,
-    auth_token: TokenOption = None,
-    no_ray: RayOption = False,
-    set_: SetOption = None,
-    application: ApplicationOption = None,
+    target: Target,
     limit: LimitOption = None,
     concurrency: ConcurrencyOption = 16,
     resume: ResumeOption = False,
@@ -178,11 +160,7 @@ def reverify(
 
     Example: gym-serve reverify out.jsonl -o again.jsonl --graph graphs/math.yaml --no-ray
     """
-    target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
-    # Imported here, so that --help and usage errors start fast.
-    from gym_serve.cli.run_collection import report_and_exit, run_collection
-    from gym_serve.rollouts import Collection, Expansion, RunnerOptions, collect
-
+    target = target.of(graph)
     with target.open() as gym:
         collection = Collection(
             _Verifiers(gym),
@@ -226,7 +204,6 @@ class _Verifiers:
             )
 
     async def run(self, rollout: JSON) -> JSON:
-        from gym_serve.servers.usage import USAGE_FIELD
 
         limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
         row = restored(rollout)
@@ -250,7 +227,6 @@ class _Verifiers:
         return
 
     def metric_spec(self, agent: str) -> MetricSpec:
-        from gym_serve.metrics import STATISTICS_ONLY
 
         return STATISTICS_ONLY
 

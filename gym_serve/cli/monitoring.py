@@ -23,8 +23,8 @@ from rich.text import Text
 
 import gym_serve.observe
 from gym_serve.cli import local_ray
-from gym_serve.cli.lifecycle import ClusterOption
-from gym_serve.cli.options import JsonOption, Target, TokenOption, UrlOption
+from gym_serve.cli.lifecycle import ClusterOption, running
+from gym_serve.cli.options import JsonOption, Running, TokenOption, UrlOption
 from gym_serve.cli.printing import echo, new_console, print_json, shortened, table_of
 from gym_serve.types.errors import GymError, NotFound
 
@@ -146,7 +146,7 @@ def top(
     """
     if url is None and name is None:
         name = _only_graph(address)
-    with Target(attach=name, url=url, address=address, token=auth_token).open() as gym:
+    with Running(name, address, url, auth_token).open() as gym:
         if as_json:
             print_json({"ok": True, "name": gym.name, **gym.stats()})
             return
@@ -154,8 +154,6 @@ def top(
 
 
 def _only_graph(address: str | None) -> str:
-    from gym_serve.cli import local_ray
-    from gym_serve.cli.lifecycle import running
 
     local_ray.connect(address)
     names = list(running())

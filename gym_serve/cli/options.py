@@ -9,10 +9,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_origin, get_type_hints
 
 import orjson
 import typer
@@ -20,15 +20,17 @@ from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
 from gym_serve.cli.printing import echo, print_json, print_start, set_verbosity
-from gym_serve.graph.loading import load_graph, parse_yaml
+from gym_serve.graph.loading import GraphSource, load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.metrics import Failures
+from gym_serve.rollouts import Budget
 from gym_serve.types.errors import GraphError, GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
+    from gym_serve.client.core import CollectOptions
     from gym_serve.evaluation.models import Model
 
 
@@ -85,15 +87,46 @@ FailuresOption = Annotated[
 ]
 
 
-def resolve_file(file: Path | JSON, overrides: Sequence[str] | None, application: str | None) -> Graph:
-    """The graph of a file. Raises GraphError: all problems of the file."""
+OutputOption = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="Scored rollouts: .jsonl, .jsonl.gz or .jsonl.zst. Failures, inputs and metrics go beside it.",
+    ),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run in OUT, if there is one.")]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Maximum number of rollouts at the same time.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")]
+SkipOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-invalid",
+        help="Skip invalid rows; by default nothing starts if one of the first 1,000 is, and later ones are "
+        "left out and make the exit status 3.",
+    ),
+]
+
+
+def read_graph(
+    file: Path | JSON, overrides: Sequence[str] | None, application: str | None
+) -> tuple[GraphSource, Graph]:
+    """The graph of a file, as it is written and resolved. Raises GraphError: all problems of the file."""
     source = load_graph(file, overrides=overrides or (), application=application)
-    return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+    graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+    return source, graph
 
 
-AttachOption = Annotated[
-    str | None,
-    typer.Option("--attach", metavar="NAME", help="Use the running graph with this name."),
+def resolve_file(file: Path | JSON, overrides: Sequence[str] | None, application: str | None) -> Graph:
+    """The second one of `read_graph`."""
+    return read_graph(file, overrides, application)[1]
+
+
+NO_RAY = "Run the graph in this process, without Ray: starts within a second, uses one core."
+PromptOption = Annotated[
+    Path | None,
+    typer.Option("--prompt", metavar="YAML", help="Prompt template {system?, user} for rows without input."),
 ]
 AddressOption = Annotated[
     str | None,
@@ -108,21 +141,6 @@ UrlOption = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="Use the graph at this URL, e.g. http://host:8000/math."),
 ]
-RayOption = Annotated[
-    bool,
-    typer.Option(
-        "--no-ray",
-        help="Run the graph in this process, without Ray: starts within a second, uses one core.",
-    ),
-]
-PromptOption = Annotated[
-    Path | None,
-    typer.Option("--prompt", metavar="YAML", help="Prompt template {system?, user} for rows without input."),
-]
-DashboardOption = Annotated[
-    bool,
-    typer.Option("--dashboard", help="Start the new local Ray with its dashboard, and print its URL."),
-]
 TokenOption = Annotated[
     str | None,
     typer.Option(
@@ -135,43 +153,67 @@ TokenOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Target:
-    """The graph that a command works on, by its options: exactly one of a graph file to deploy (``graph``), a
-    running application (``attach``) and ``url`` names it."""
+class Running:
+    """The options for a graph that runs already: its name on a cluster, or its URL."""
 
+    attach: Annotated[
+        str | None,
+        typer.Option("--attach", metavar="NAME", help="Use the running graph with this name."),
+    ] = None
+    address: AddressOption = None
+    url: UrlOption = None
+    auth_token: TokenOption = None
+
+    def open(self) -> Gym:
+        """The running graph; `Gym.shutdown` stops what this call started, and nothing else. Raises GymError:
+        the graph cannot be reached, or did not start."""
+        from gym_serve.client import Gym
+
+        if self.url is not None:
+            return Gym.connect(self.url, self.auth_token)
+        assert self.attach is not None
+        address = local_ray.find(self.address)
+        local_ray.import_ray()
+        return Gym.attach(self.attach, address)
+
+
+@dataclass(frozen=True)
+class Target(Running):
+    """The options for the graph that a command works on: a running one, or ``graph``, which it deploys."""
+
+    no_ray: Annotated[bool, typer.Option("--no-ray", help=NO_RAY)] = False
+    set_: SetOption = None
+    application: ApplicationOption = None
     graph: Path | JSON | None = None
-    attach: str | None = None
-    url: str | None = None
-    address: str | None = None
-    token: str | None = None
-    overrides: Sequence[str] = ()
-    application: str | None = None
-    ray: bool = True
     dashboard: bool = False
 
-    def __post_init__(self) -> None:
-        if sum(place is not None for place in (self.graph, self.attach, self.url)) != 1:
+    def of(self, graph: Path | JSON | None, *, dashboard: bool = False) -> Target:
+        """With the graph to deploy, if there is one. Raises typer.BadParameter: the options do not go
+        together."""
+        is_deployed_here = graph is not None and self.address is None
+        if sum(place is not None for place in (graph, self.attach, self.url)) != 1:
             raise typer.BadParameter("give exactly one of: a graph file, --attach NAME, --url URL")
         if self.url is not None and self.address is not None:
             raise typer.BadParameter("--url needs no Ray: omit --address")
-        if self.graph is None and self.overrides:
+        if graph is None and self.set_:
             raise typer.BadParameter(
                 "--set changes a graph file that this command deploys; the graph runs already"
             )
-        if self.graph is None and self.application is not None:
+        if graph is None and self.application is not None:
             raise typer.BadParameter(
                 "--application chooses a graph of a file; --attach takes the name itself"
             )
-        if not self.ray and (self.graph is None or self.address is not None):
+        if self.no_ray and not is_deployed_here:
             raise typer.BadParameter("--no-ray needs a graph file, without --address")
-        if self.dashboard and (self.graph is None or self.address is not None or not self.ray):
+        if dashboard and (self.no_ray or not is_deployed_here):
             raise typer.BadParameter("--dashboard needs a graph file, without --address and --no-ray")
+        return replace(self, graph=graph, dashboard=dashboard)
 
     def resolved(self) -> Graph | None:
         """The graph of the file; None if the graph runs already. Raises GraphError: all of its problems."""
         if self.graph is None:
             return None
-        return resolve_file(self.graph, self.overrides, self.application)
+        return resolve_file(self.graph, self.set_, self.application)
 
     def with_sandbox(self, provider: str) -> Target:
         """The same with a provider of sandboxes, for each environment that has the setting.
@@ -189,8 +231,7 @@ class Target:
         ]
         if not names:
             raise typer.BadParameter("--sandbox: no environment of the graph has sandboxes")
-        overrides = [*self.overrides, *(f"resources.{name}.sandbox={provider}" for name in names)]
-        return replace(self, overrides=overrides)
+        return self._with(f"resources.{name}.sandbox={provider}" for name in names)
 
     def with_model(self, model: Model) -> Target:
         """The same with a model in place of that of each agent.
@@ -201,36 +242,84 @@ class Target:
         """
         if self.graph is None:
             raise typer.BadParameter("--model changes a graph file that this command deploys")
-        source = load_graph(self.graph, overrides=self.overrides, application=self.application)
+        source = load_graph(self.graph, overrides=self.set_ or (), application=self.application)
         names = source.spec.policies()
         if not names:
             raise typer.BadParameter("--model: no agent of the graph has a model of the graph")
         settings = orjson.dumps(model.settings).decode()
-        return replace(self, overrides=[*self.overrides, *(f"models.{name}={settings}" for name in names)])
+        return self._with(f"models.{name}={settings}" for name in names)
+
+    def _with(self, overrides: Iterable[str]) -> Target:
+        return replace(self, set_=[*(self.set_ or ()), *overrides])
 
     def open(self) -> Gym:
-        """The running graph; `Gym.shutdown` stops what this call started, and nothing else. Raises GymError:
-        the graph cannot be reached, or did not start."""
+        """See `Running.open`."""
         from gym_serve.client import Gym
 
-        if self.url is not None:
-            return Gym.connect(self.url, self.token)
-        if self.attach is not None:
-            address = local_ray.find(self.address)
-            local_ray.import_ray()
-            return Gym.attach(self.attach, address)
-        assert self.graph is not None
-        if self.ray:
+        if self.graph is None:
+            return super().open()
+        if not self.no_ray:
             print_start()
             local_ray.import_ray()
         return Gym.from_graph(
             self.graph,
             self.address,
-            overrides=self.overrides,
+            overrides=self.set_ or (),
             application=self.application,
-            ray=self.ray,
+            ray=not self.no_ray,
             dashboard=self.dashboard,
         )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options for a run whose rollouts are kept in files."""
+
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Sampling seed of a row's first rollout; each further rollout adds one."),
+    ] = None
+    concurrency: ConcurrencyOption = 128
+    timeout: Annotated[
+        float | None, typer.Option(help="Time limit of one attempt at a rollout, in seconds.")
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stop once model calls have cost this much, at the prices of the models."),
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Stop once model calls have used this many tokens.")
+    ] = None
+    max_failures: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Stop after this many rollouts in a row with an error that only you can fix: an endpoint "
+            "has no such model or path, or redirects. A refused key stops at once. --resume runs their rows "
+            "again.",
+        ),
+    ] = 5
+    resume: ResumeOption = False
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed",
+            help="Like --resume, and retry the rollouts of OUT that have failed permanently.",
+        ),
+    ] = False
+    skip_invalid: SkipOption = False
+
+    def of(self, max_seconds: float | None = None) -> CollectOptions:
+        return {
+            "seed": self.seed,
+            "concurrency": self.concurrency,
+            "timeout": self.timeout,
+            "budget": Budget(self.max_cost, self.max_tokens, max_seconds),
+            "max_failures": self.max_failures,
+            "resume": self.resume,
+            "retry_failed": self.retry_failed,
+            "skip_invalid": self.skip_invalid,
+        }
 
 
 YesOption = Annotated[
@@ -293,27 +382,55 @@ QuietOption = Annotated[
 ]
 
 
-def _with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command with the options of all commands, ``--verbose`` and ``--quiet``."""
+@dataclass(frozen=True)
+class _Verbosity:
+    """The options that every command has."""
+
+    verbose: VerboseOption = 0
+    quiet: QuietOption = False
+
+    def __post_init__(self) -> None:
+        if self.verbose and self.quiet:
+            raise typer.BadParameter("give --verbose or --quiet, not both")
+        set_verbosity(self.verbose, quiet=self.quiet)
+
+
+def _with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command whose parameters are options each: a parameter that is a dataclass of options stands for all
+    of its fields that are annotated as options. Every command has those of `_Verbosity`."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    options = {name: _options_of(kind) for name, kind in (groups | {"": _Verbosity}).items()}
 
     @wraps(command)
-    def run(*args: Any, verbose: int = 0, quiet: bool = False, **options: Any) -> Any:
-        if verbose and quiet:
-            raise typer.BadParameter("give --verbose or --quiet, not both")
-        set_verbosity(verbose, quiet=quiet)
-        return command(*args, **options)
+    def run(**values: Any) -> Any:
+        def taken(name: str) -> dict[str, Any]:
+            return {option.name: values.pop(option.name) for option in options[name]}
 
-    hints = get_type_hints(command, include_extras=True)
-    given = inspect.signature(command).parameters.values()
-    own = {"verbose": (VerboseOption, 0), "quiet": (QuietOption, False)}
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for name, (option, default) in own.items()
+        _Verbosity(**taken(""))
+        group_values = {name: kind(**taken(name)) for name, kind in groups.items()}
+        return command(**values, **group_values)
+
+    parameters = [
+        option
+        for name, own in inspect.signature(command).parameters.items()
+        for option in options.get(name) or [own.replace(annotation=hints[name])]
     ]
-    parameters = [*(parameter.replace(annotation=hints[parameter.name]) for parameter in given), *added]
+    parameters += options[""]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _options_of(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
+        )
+        for each in fields(group)
+        if get_origin(hints[each.name]) is Annotated
+    ]
 
 
 class _Command(TyperCommand):
@@ -335,7 +452,7 @@ class App(typer.Typer):
         self, name: str | None = None, *, cls: type[TyperCommand] | None = _Command, **options: Any
     ) -> Callable[[Any], Any]:
         register = super().command(name, cls=cls, **options)
-        return lambda command: register(_with_verbosity(command))
+        return lambda command: register(_with_groups(command))
 
 
 def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
@@ -353,8 +470,8 @@ def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
     """The values of ``KEY=VALUE`` pairs, which are YAML; ``example`` is a valid option for error messages."""
     values = {}
     for pair in pairs:
-        key, given, text = pair.partition("=")
-        if not given or not key.strip():
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
             raise typer.BadParameter(f"must be KEY=VALUE, as in {example}, got {pair!r}")
         try:
             values[key.strip()] = parse_yaml(text)

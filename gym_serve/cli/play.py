@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import orjson
 import typer
@@ -31,16 +31,18 @@ from gym_serve.cli.options import (
     read_model,
 )
 from gym_serve.cli.printing import new_console, print_json
+from gym_serve.graph.loading import load_graph
+from gym_serve.graph.resolving import resolve
+from gym_serve.graph.spec import Graph
 from gym_serve.metrics import MASKED, failure_class
+from gym_serve.rollouts.expansion import PromptTemplate
+from gym_serve.servers.clients import AgentClient
 from gym_serve.servers.model import ModelServer
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, NotFound
 from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.rows import agent_name, with_prompt
-
-if TYPE_CHECKING:
-    from gym_serve.graph.spec import Graph
-    from gym_serve.servers.transport import Call, Reply, Transport
 
 _ENVIRONMENT, _MODEL, _AGENT = "environment", "policy", "agent"
 _LINES = 30  # shown of one message or output
@@ -110,7 +112,6 @@ def play(
 
 async def _episode(graph: Graph, agent: str, row: JSON, transcript: _Transcript) -> JSON:
     from gym_serve.assembly import LocalGraph
-    from gym_serve.servers.clients import AgentClient
 
     node = graph.nodes[agent]
     model, environment = node.references.get("model"), node.references.get("resources")
@@ -296,8 +297,6 @@ def _policy(model: str | None, *, human: bool, yes: bool) -> JSON | None:
 
 def _graph(source: str, policy: JSON | None, sets: list[str], application: str | None) -> tuple[Graph, str]:
     """The graph, and the agent of rows that name none."""
-    from gym_serve.graph.loading import load_graph
-    from gym_serve.graph.resolving import resolve
 
     content: Any = source if _is_file(source) else _around(source)
     loaded = load_graph(content, overrides=sets, application=application)
@@ -321,7 +320,6 @@ def _around(environment: str) -> JSON:
 
 
 def _prompted(row: JSON, template: Path | None) -> JSON:
-    from gym_serve.rollouts.expansion import PromptTemplate
 
     return with_prompt(row) if template is None else PromptTemplate.of(template).apply(row)
 

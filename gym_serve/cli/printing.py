@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import typer
@@ -22,9 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from gym_serve.cluster.starting import START_LOG
-
-if TYPE_CHECKING:
-    from gym_serve.rollouts.rows import Problems
+from gym_serve.rollouts.rows import Problems
 
 _PIPED_WIDTH = 200
 _BARS = "▁▂▃▄▅▆▇█"
@@ -166,7 +164,7 @@ def bar(count: int, most: int, width: int = 40) -> str:
 def _json(value: Any, option: int = 0) -> str:
     """JSON in which control characters are escaped, those too that JSON allows."""
     text = orjson.dumps(value, option=option, default=_plain).decode()
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

@@ -26,10 +26,12 @@ from typing_extensions import Self
 from gym_serve.cli.printing import echo, is_quiet, new_console, packed, shortened
 from gym_serve.cli.run_report import print_report
 from gym_serve.metrics import Failures
+from gym_serve.rollouts import Outputs, Progress, Report, Rows
 from gym_serve.servers.runner import tune_process
 
 if TYPE_CHECKING:
-    from gym_serve.rollouts import Progress, Report
+    from gym_serve.client import Gym
+    from gym_serve.client.core import CollectOptions
 
 _FAILURES = 3
 _BUDGET = 4
@@ -42,7 +44,7 @@ _CLASSES = 3  # of failures that are shown
 _CLASS_WIDTH = 20  # a class of a foreign agent may have any name
 _REASON_WIDTH = 160
 
-Collect = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Report]"]
+Collect = Callable[[Callable[[Progress], None], asyncio.Event], Awaitable[Report]]
 """A collection to run: it gets a callback for progress, and the event that stops it."""
 
 
@@ -81,6 +83,19 @@ def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int |
 
     tune_process()
     return uvloop.run(work())
+
+
+def collect_into(
+    output: Path, gym: Gym, rows: Rows, options: CollectOptions
+) -> tuple[Report | None, int | None]:
+    """`run_collection` of the rollouts of a graph."""
+    from gym_serve.client import AsyncGym
+
+    def collect(progress: Callable[[Progress], None], stop: asyncio.Event) -> Awaitable[Report]:
+        watched: CollectOptions = {**options, "progress": progress, "stop": stop}
+        return AsyncGym.of(gym).collect(rows, output, **watched)
+
+    return run_collection(collect, output)
 
 
 def report_and_exit(
@@ -123,7 +138,6 @@ def exit_of(report: Report | None, signalled: int | None) -> None:
 
 
 def _cancelled(progress: Progress | None, output: Path) -> Report | None:
-    from gym_serve.rollouts import Outputs, Report
 
     if progress is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,14 +23,11 @@ from gym_serve.metrics import (
     summarize,
 )
 from gym_serve.metrics.aggregator import INTERVALS, interval_text, mean_of
-from gym_serve.rollouts import Outputs
+from gym_serve.rollouts import Outputs, Report
 from gym_serve.rollouts.analysis import Asked, read_asked
 from gym_serve.rollouts.files import read_records
+from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name
-
-if TYPE_CHECKING:
-    from gym_serve.rollouts import Report
-    from gym_serve.types.requests import JSON
 
 _DETAIL = 200  # characters shown of the first failure of a class
 _PROBLEMS = 20
@@ -112,7 +109,7 @@ def report_json(report: Report, failures: Failures = "mask") -> JSON:
         "budget_spent": report.exhausted,
         "waiting": None if progress.waiting is None else asdict(progress.waiting),
         "fault": None if report.operator_error is None else report.operator_error.to_body()["error"],
-        "failures": [asdict(found) for found in failures_of([report.outputs.rollouts])],
+        "failures": [asdict(failure) for failure in failures_of([report.outputs.rollouts])],
         "metrics": report.metrics,
         "left_out": report.problems,
         "uncompared": report.uncompared,

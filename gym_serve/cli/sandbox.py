@@ -12,6 +12,8 @@ import typer
 from gym_serve.cli.examples import file_of_rows, row_of, row_source
 from gym_serve.cli.options import App, JsonOption
 from gym_serve.cli.printing import echo, print_json
+from gym_serve.graph.classes import find_class
+from gym_serve.servers import ResourcesServer
 from gym_serve.types.errors import InvalidRequest, ToolFailed
 
 _SEED_SECONDS = 1800.0  # it may build an image
@@ -88,8 +90,6 @@ def debug(
 
     Example: gym-serve sandbox debug harbor:tasks/sort-names
     """
-    from gym_serve.graph.classes import find_class
-    from gym_serve.servers import ResourcesServer
     from gym_serve.testing import TestClient
 
     source = row_source(Path(row))

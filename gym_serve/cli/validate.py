@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
+from gym_serve.cli.options import (
+    ApplicationOption,
+    FileArgument,
+    JsonOption,
+    SetOption,
+    read_graph,
+    resolve_file,
+)
 from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.cluster.preflight import problems_here
 from gym_serve.graph.loading import TextDumper
@@ -145,10 +152,8 @@ def export_k8s(
     Example: gym-serve export-k8s graphs/math.yaml --image registry.example/gym-serve:0.1 -o math.yaml
     """
     from gym_serve.cluster.kubernetes import PodSize, kubernetes_objects, secret_of
-    from gym_serve.graph import load_graph, resolve
 
-    source = load_graph(file, overrides=overrides or (), application=application)
-    graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+    source, graph = read_graph(file, overrides, application)
     objects = kubernetes_objects(source, graph, image=image, size=PodSize(cpus, memory))
     if as_json:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}) + "\n"

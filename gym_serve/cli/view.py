@@ -9,6 +9,7 @@ import typer
 
 from gym_serve.cli.options import JsonOption, PriceOption
 from gym_serve.cli.printing import echo, print_json
+from gym_serve.servers.usage import read_prices
 
 PORT = 7433
 
@@ -56,7 +57,6 @@ def view(
 
     Example: gym-serve view out.jsonl
     """
-    from gym_serve.servers.usage import read_prices
     from gym_serve.view.serving import export_site, serve
 
     prices = read_prices(price or ())

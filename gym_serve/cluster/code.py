@@ -183,12 +183,12 @@ def _declared(place: Path) -> list[tuple[Path, str]]:
         return []
     try:
         tool = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})
-        given = dict(tool.get("setuptools", {}).get("package-data", {}))
+        package_data = dict(tool.get("setuptools", {}).get("package-data", {}))
     except (ValueError, AttributeError) as error:
         raise BadRequest(f"{project}: {error}") from None
     return [
         (place if package == "*" else Path(place.parent, *package.split(".")), pattern)
-        for package, patterns in given.items()
+        for package, patterns in package_data.items()
         for pattern in patterns
     ]
 

@@ -149,9 +149,9 @@ def _options(name: str, options: ServerOptions, values: Mapping[str, Any], polic
     return {**deployment, "ray_actor_options": actor, "logging_config": {"enable_access_log": False}}
 
 
-def _autoscaling(given: AutoscalingOptions, policy: str) -> AutoscalingConfig:
-    settings = given.model_dump(exclude_none=True, exclude={"target_sessions", "target_ongoing_requests"})
-    target = given.sessions or given.target_ongoing_requests
+def _autoscaling(options: AutoscalingOptions, policy: str) -> AutoscalingConfig:
+    settings = options.model_dump(exclude_none=True, exclude={"target_sessions", "target_ongoing_requests"})
+    target = options.sessions or options.target_ongoing_requests
     return autoscaling_config(policy, target_ongoing_requests=target, **settings)
 
 

@@ -142,8 +142,8 @@ class AgentReplicas:
         places = {f"{server}.{replica}": a for server, all in replicas for replica, a in all.items()}
         answers = await asyncio.gather(*(self._answer(address, call) for address in places.values()))
         named = list(zip(places, answers, strict=True))
-        told = [(name, reply.json()) for name, reply in named if reply.status]
-        return told, [name for name, reply in named if reply == _SILENT]
+        reports = [(name, reply.json()) for name, reply in named if reply.status]
+        return reports, [name for name, reply in named if reply == _SILENT]
 
     async def tell(self, name: str, call: Call) -> Reply:
         server, _, replica = name.partition(".")
@@ -272,7 +272,7 @@ def _wait(name: str) -> None:
             return
         if application.status == ApplicationStatus.DEPLOY_FAILED:
             raise RuntimeError(application.message)
-        states = {server: found.status.value for server, found in application.deployments.items()}
+        states = {server: deployment.status.value for server, deployment in application.deployments.items()}
         waiting = sorted(server for server, state in states.items() if state != "HEALTHY")
         if waiting and waiting != reported:
             ready = len(states) - len(waiting)

@@ -96,11 +96,11 @@ def other_labels(settings: JSON) -> dict[Way, JSON]:
     names = ("judge_equal_label", "judge_not_equal_label")
     if not all(name in settings for name in names):
         return {}
-    asked = [settings[name] for name in names]
-    pattern = re.compile("|".join(map(re.escape, sorted(asked, key=len, reverse=True))))
+    current = [settings[name] for name in names]
+    pattern = re.compile("|".join(map(re.escape, sorted(current, key=len, reverse=True))))
 
     def renamed(text: str | None, labels: Sequence[str]) -> str | None:
-        new = dict(zip(asked, labels, strict=True))
+        new = dict(zip(current, labels, strict=True))
         return text and pattern.sub(lambda label: new[label[0]], text)  # at once: both may change places
 
     ways: dict[Way, Sequence[str]] = {"labels 1 and 2": NEUTRAL, "labels 2 and 1": NEUTRAL[::-1]}
@@ -272,11 +272,11 @@ class Trial:
         for verdict in verdicts:
             by_way.setdefault(verdict.way, {}).setdefault(verdict.question, []).append(verdict)
         plain = by_way.get("as it is", {})
-        said = [one for ones in plain.values() for one in ones if one.right is not None]
+        judged = [one for ones in plain.values() for one in ones if one.right is not None]
         people = [one.label for one in questions if isinstance(one, Labelled)]
         kappa = None
-        if people and said:
-            labels = [(_label(questions[one.question]), one.right) for one in said]
+        if people and judged:
+            labels = [(_label(questions[one.question]), one.right) for one in judged]
             kappa = Calibration.of((label, label == right) for label, right in labels).kappa
         pairs = list(_both(plain, by_way.get("swapped", {})))
         named = list(_both(by_way.get("labels 1 and 2", {}), by_way.get("labels 2 and 1", {})))
@@ -289,7 +289,7 @@ class Trial:
             ),
             chance=max(people.count(True), people.count(False)) / len(people) if people else 0.5,
             kappa=kappa,
-            tied=Share.among(one.tied for one in said if isinstance(questions[one.question], Preference)),
+            tied=Share.among(one.tied for one in judged if isinstance(questions[one.question], Preference)),
             first=Share.among(one.first for pair in pairs for one in pair if one.first is not None),
             swapped=Share.among(one.right != other.right for one, other in pairs),
             label_one=Share.among(one.first for pair in named for one in pair if one.first is not None),

@@ -26,8 +26,8 @@ def local_weights() -> Path:
     """The GGUF file: that of ``GYM_LOCAL_MODEL``, or the one in ``$XDG_CACHE_HOME/gym_serve``, which need not
     be there yet.
     """
-    if given := os.environ.get(VARIABLE):
-        return Path(given).expanduser().absolute()
+    if path := os.environ.get(VARIABLE):
+        return Path(path).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gym_serve"
     return cache / Path(_MEMBER).name
 

@@ -85,8 +85,8 @@ class Source(BaseModel):
         """
         self.check(split)
         if self.function is not None:
-            made = resolve_name(self.function)(split=split, **self.arguments)
-            return _located(self.label, islice(made, limit))
+            result = resolve_name(self.function)(split=split, **self.arguments)
+            return _located(self.label, islice(result, limit))
         if self.file is not None:
             file = self.file.replace("{split}", self.splits[split])
             return islice(file_rows(_place(file, folder)), limit)

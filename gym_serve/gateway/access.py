@@ -92,21 +92,21 @@ class Access:
         end = int(time.time()) + PASS_SECONDS
         return f"{end}.{_seal(token_bytes, end)}"
 
-    def _check_pass(self, request: Request, given: str) -> None:
+    def _check_pass(self, request: Request, credential: str) -> None:
         if request.headers.get("sec-fetch-site", "none") not in _OWN:
             raise Forbidden("a browser's pass is good for the graph's own pages only")
         if request.method not in _READS and request.headers.get("x-gym-serve") != "1":
             raise Forbidden("with a browser's pass, a change needs the header X-Gym-Serve: 1")
-        end, _, seal = given.partition(".")
+        end, _, seal = credential.partition(".")
         seconds = int(end) if end.isascii() and end.isdecimal() and len(end) < 16 else 0
         shown = seal.encode("latin-1", "replace")
         matches = sum(hmac.compare_digest(shown, _seal(token, seconds).encode()) for token in self._tokens)
         if not matches or seconds < time.time():
             raise Unauthorized("the browser's pass is over; sign in again")
 
-    def _is_token(self, given: bytes) -> bool:
+    def _is_token(self, credential: bytes) -> bool:
         # All tokens are compared, so that the time does not reveal which one matched.
-        return sum(hmac.compare_digest(given, token) for token in self._tokens) > 0
+        return sum(hmac.compare_digest(credential, token) for token in self._tokens) > 0
 
 
 def _seal(token: bytes, end: int) -> str:

@@ -391,9 +391,9 @@ def read(content: str, *, single: bool = False) -> Reading:
     text = _LIST_WORDS.sub(", ", " ".join(text.split())).rstrip("\\ ")
     text = text[label.end() :] if (label := _LABEL_IN_FRONT.match(text)) else text
     relation = ""
-    while not _UNREAD.match(text) and (found := _RELATION.match(text)):
-        relation += _RELATIONS.get(found[1], found[1])
-        text = text[found.end() :]
+    while not _UNREAD.match(text) and (match := _RELATION.match(text)):
+        relation += _RELATIONS.get(match[1], match[1])
+        text = text[match.end() :]
     if _WORDS_ONLY.fullmatch(text) and _IS_WORD.search(text) and text.lower() not in _NAMED:
         return Reading(relation, ('"' + _folded(text),), "")
     if _UNREAD.search(text):
@@ -601,8 +601,8 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if currency := _CURRENCY.match(text):
         sign = currency[2].lstrip("\\")
         return currency[1] + text[currency.end() :], sign
-    if found := _HALF_DAY.search(text):
-        return text[: found.start()], f"{found[1].lower()}m"
+    if match := _HALF_DAY.search(text):
+        return text[: match.start()], f"{match[1].lower()}m"
     marked = re.search(r"\s*\0(\d+)\0\s*((?:\^\{?[-\d]{1,3}\}?)?)\.?$", text)
     if marked is not None:
         head = text[: marked.start()]

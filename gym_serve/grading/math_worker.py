@@ -191,8 +191,8 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
     """Whether two constants are equal by their values; None if that does not decide."""
     from sympy import Expr, Float
 
-    first_forms = ((form for form in given if not isinstance(form, str)) for given in (golds, answers))
-    forms: list[Any] = [next(given, None) for given in first_forms]
+    first_forms = ((form for form in side if not isinstance(form, str)) for side in (golds, answers))
+    forms: list[Any] = [next(side, None) for side in first_forms]
     if any(not isinstance(form, Expr) or form.free_symbols or _is_percentage(form) for form in forms):
         return None
     if max(map(_digits, forms)) > _MAX_EXPONENT:

@@ -196,7 +196,7 @@ def without_thoughts(text: str) -> str:
 def labels_in(text: str, labels: Sequence[str]) -> list[tuple[str, int, int]]:
     """All labels in a text, each with its place; the longer of two at one place."""
     pattern = "|".join(map(re.escape, sorted(labels, key=len, reverse=True)))
-    return [(found[0], *found.span()) for found in re.finditer(pattern, text)]
+    return [(match[0], *match.span()) for match in re.finditer(pattern, text)]
 
 
 def verdict_in(text: str, labels: Sequence[str]) -> str | None:

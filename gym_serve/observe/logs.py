@@ -229,7 +229,7 @@ def _by_replica(directory: Path, servers: list[tuple[str, str]]) -> dict[str, li
         if match := wanted.fullmatch(path.name):
             files.setdefault(match.group(1), []).append((int(match.group(2) or 0), path))
     # The oldest first: records of the same millisecond keep this order.
-    return {replica: [path for _, path in sorted(found, reverse=True)] for replica, found in files.items()}
+    return {replica: [path for _, path in sorted(dated, reverse=True)] for replica, dated in files.items()}
 
 
 def _records(text: str, level: int, rollout: str | None) -> Iterator[Record]:

@@ -135,7 +135,7 @@ class Recorder:
             step.append(few)
         self.steps.append(step)
 
-    def _of_few(self, stage: str, status: int, asked: Any, answer: Any) -> Json:
+    def _of_few(self, stage: str, status: int, request: Any, answer: Any) -> Json:
         """What only calls of an environment have, and those that failed."""
         few: Json = {}
         if stage != "model":
@@ -143,7 +143,7 @@ class Recorder:
         if status != 200:
             few["status"] = status
         if self._texts:
-            few["prompt"] = _kept(_prompt_of(asked))
+            few["prompt"] = _kept(_prompt_of(request))
             if answer is not None:
                 few["answer"] = _kept(_answer_of(answer))
         return few
@@ -222,18 +222,18 @@ def _finish_of_chat(answer: Json) -> str | None:
     return finish[:_LONGEST] if isinstance(finish, str) else None
 
 
-def _prompt_of(asked: Any) -> str:
+def _prompt_of(request: Any) -> str:
     """The text of a request to a model: of its only message, or of each under its role."""
-    if not isinstance(asked, dict):
-        return _as_json(asked)
-    prompt = asked.get("input", asked.get("messages"))
+    if not isinstance(request, dict):
+        return _as_json(request)
+    prompt = request.get("input", request.get("messages"))
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if not (
         isinstance(prompt, list) and all(isinstance(item, dict) and "content" in item for item in prompt)
     ):
-        return _as_json(asked)
-    if instructions := asked.get("instructions"):
+        return _as_json(request)
+    if instructions := request.get("instructions"):
         prompt = [{"role": "system", "content": instructions}, *prompt]
     texts = [(item.get("role"), content_text(item["content"])) for item in prompt]
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)

@@ -435,10 +435,10 @@ class Inputs:
                 for _ in self._digested(self.rows):
                     pass
             return {"rows": self._drawn, "digest": self._digest.hexdigest()}
-        found = fingerprint(Path(self.rows))
+        present = fingerprint(Path(self.rows))
         if self._file_state() != self._state:
             raise Conflict(f"{self.source} was changed while its rows were read; {_AS_BEFORE}")
-        return found
+        return present
 
     def _file_state(self) -> tuple[int, int] | None:
         """What changes when a file of rows is written; None if there is none."""

@@ -405,12 +405,12 @@ class RolloutRunner:
             ended.end()
 
 
-def _describe(seen: Span, row: JSON, rollout: JSON) -> None:
-    seen.set({"gym_serve.rollout": row.get("_ng_rollout_id")})
+def _describe(attempt_span: Span, row: JSON, rollout: JSON) -> None:
+    attempt_span.set({"gym_serve.rollout": row.get("_ng_rollout_id")})
     if is_failure(rollout):
-        seen.fail(str(rollout.get("_ng_failure_class")), str(rollout.get("error")))
+        attempt_span.fail(str(rollout.get("_ng_failure_class")), str(rollout.get("error")))
     else:
-        seen.set({"gym_serve.reward": rollout.get("reward")})
+        attempt_span.set({"gym_serve.reward": rollout.get("reward")})
 
 
 def _checked(rollout: Any) -> JSON:

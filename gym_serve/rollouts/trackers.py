@@ -370,7 +370,7 @@ def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
         name, metrics = agent["agent_ref"]["name"], agent.get("agent_metrics") or {}
         if (of := agent.get("coverage")) and of["asked"]:
             yield f"{name}/coverage", of["scored"] / of["asked"]
-        attempts = {key: int(found[-1]) for key in metrics if (found := _ATTEMPTS.findall(key))}
+        attempts = {key: int(numbers[-1]) for key in metrics if (numbers := _ATTEMPTS.findall(key))}
         largest = max(attempts.values(), default=0)
         for key, value in metrics.items():
             k = attempts.get(key, 1)

@@ -100,10 +100,10 @@ def _config(spec: SandboxSpec, layer: Path | None, *, rootless: bool) -> dict[st
     for name, base in bases.items():
         key = name.replace("/", "-") or "root"
         lowers = [str(each / "upper" / key) for each in spec.layers]
-        found = [(path, f"/lower/{n}-{key}") for n, path in enumerate(lowers) if os.path.isdir(path)]
-        found += [] if base is None else [(base, f"/lower/{key}")]
-        shown += found
-        overlays.append((f"/{name}", key, [p for _, p in found] + (["/lower/root"] if base is None else [])))
+        places = [(path, f"/lower/{n}-{key}") for n, path in enumerate(lowers) if os.path.isdir(path)]
+        places += [] if base is None else [(base, f"/lower/{key}")]
+        shown += places
+        overlays.append((f"/{name}", key, [p for _, p in places] + (["/lower/root"] if base is None else [])))
     return {
         "overlays": overlays,
         "shown": shown,

@@ -409,7 +409,7 @@ async def _listener_of(container: DockerContainer, mark: str, port: int) -> sock
 def _listener_in(process: int, mark: bytes, port: int) -> socket.socket:
     """A socket that listens in the network of a process, which has ``mark`` in its environment: a number may
     be another process's, where the daemon's processes have other numbers than here."""
-    found: list[socket.socket | OSError] = []
+    opened: list[socket.socket | OSError] = []
 
     def enter() -> None:  # in a thread of its own, which ends in that network
         try:
@@ -421,18 +421,18 @@ def _listener_in(process: int, mark: bytes, port: int) -> socket.socket:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             finally:
                 os.close(namespace)
-            found.append(socket.create_server(("127.0.0.1", port)))
+            opened.append(socket.create_server(("127.0.0.1", port)))
         except OSError as error:
-            found.append(error)
+            opened.append(error)
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    if isinstance(found[0], OSError):
+    if isinstance(opened[0], OSError):
         raise SandboxRefused(
-            f"the server must be root on the daemon's machine to open a way out of the box: {found[0]}"
+            f"the server must be root on the daemon's machine to open a way out of the box: {opened[0]}"
         )
-    return found[0]
+    return opened[0]
 
 
 async def _exchange(execution: Exec, stream: Stream, stdin: bytes, outputs: tuple[Output, Output]) -> None:

@@ -108,10 +108,10 @@ class EgressProxy:
         look = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         looked_up = asyncio.get_running_loop().run_in_executor(self._resolver, look)
         try:
-            found = await asyncio.wait_for(looked_up, _WAIT_SECONDS)
+            resolved = await asyncio.wait_for(looked_up, _WAIT_SECONDS)
         except (OSError, UnicodeError, asyncio.TimeoutError):
             raise _Refusal(502, f"there is no {host}") from None
-        addresses = dict.fromkeys(str(each[4][0]) for each in found)
+        addresses = dict.fromkeys(str(each[4][0]) for each in resolved)
         if not (admitted := [each for each in addresses if self._hosts.admits(each)]):
             raise _Refusal(403, f"{host} has no public address, and the list has none of its others")
         return admitted
@@ -230,14 +230,14 @@ def _plain(host: str) -> str:
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers of a message that are for its receiver; its length is told once."""
-    given = list(headers)
+    fields = list(headers)
     left_out = _NOT_PASSED_ON | {
-        word.strip().lower() for name, value in given if name == b"connection" for word in value.split(b",")
+        word.strip().lower() for name, value in fields if name == b"connection" for word in value.split(b",")
     }
-    if any(name == b"transfer-encoding" for name, _ in given):
+    if any(name == b"transfer-encoding" for name, _ in fields):
         left_out.add(b"content-length")
     left_out -= {b"transfer-encoding"}
-    return [(name, value) for name, value in given if name not in left_out]
+    return [(name, value) for name, value in fields if name not in left_out]
 
 
 async def _hello(client: _Side, host: str) -> bytes | None:

@@ -245,14 +245,14 @@ async def _begun(client: ApiClient, namespace: str, owner: str) -> dict[str, Any
             raise
     holder = f"{socket.gethostname()}:{os.getpid()}"
     times = {"leaseDurationSeconds": _LEASE_SECONDS, "acquireTime": _now(), "renewTime": _now()}
-    made = await leases.create_namespaced_lease(
+    own = await leases.create_namespaced_lease(
         namespace,
         {
             "metadata": {"name": owner, "labels": {OWNER: owner}},
             "spec": {"holderIdentity": holder, **times},
         },
     )
-    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": owner, "uid": made.metadata.uid}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": owner, "uid": own.metadata.uid}
 
 
 def _now() -> str:

@@ -118,8 +118,8 @@ async def _memory(box: Sandbox) -> int | None:
 
 def live_boxes() -> list[JSON]:
     """The boxes of this machine that its user's environments own, the oldest first."""
-    found = [box for path in _sockets() if (answer := _ask(path, {})) for box in answer["boxes"]]
-    return sorted(found, key=lambda box: -box["age"])
+    boxes = [box for path in _sockets() if (answer := _ask(path, {})) for box in answer["boxes"]]
+    return sorted(boxes, key=lambda box: -box["age"])
 
 
 def exec_in(box: str, command: str | list[str], *, timeout: float, user: str | None = None) -> JSON:

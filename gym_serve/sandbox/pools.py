@@ -204,10 +204,10 @@ class Plan:
         if again:
             self.ramp.failed(now)
         hope = again and self.ramp.failures < _GIVE_UP
-        told = min(1, len(kind.waiting)) if hope else len(kind.waiting)
-        for _ in range(told):
+        count = min(1, len(kind.waiting)) if hope else len(kind.waiting)
+        for _ in range(count):
             kind.waiting.popleft()
-        return told
+        return count
 
     def ended(self) -> None:
         """A box that was held is gone."""
@@ -350,10 +350,10 @@ class BoxPool:
             box = await self._provider.create(shelf.spec)
         except Exception as error:
             again = isinstance(error, Retryable) or not isinstance(error, GymError)
-            told = self._plan.failed(key, time.monotonic(), again=again)
-            for _ in range(told):
+            count = self._plan.failed(key, time.monotonic(), again=again)
+            for _ in range(count):
                 shelf.takers.popleft()[1].set_exception(error)
-            if not told:
+            if not count:
                 logger.warning("a box that nobody waits for does not start: %s", error)
         else:
             if not self._running:

@@ -89,8 +89,8 @@ class ModelRelay:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         shown = request.headers.get("x-api-key") or request.headers.get("authorization") or ""
-        given = shown.removeprefix("Bearer ").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, self.key.encode()):
+        token = shown.removeprefix("Bearer ").encode("utf-8", "replace")
+        if not hmac.compare_digest(token, self.key.encode()):
             return _refusal(401, "the key must be that of OPENAI_API_KEY")
         path = request.raw_path
         if request.method not in ("GET", "POST") or not _PATH.fullmatch(path):
@@ -100,10 +100,10 @@ class ModelRelay:
         url = URL(self._url + path, encoded=True)
         body = request.content if request.can_read_body else None
         try:
-            asked = self._client.request(
+            exchange = self._client.request(
                 request.method, url, headers=headers, data=body, allow_redirects=False
             )
-            async with asked as answer:
+            async with exchange as answer:
                 self.failure = None
                 return await _passed_back(request, answer)
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:

@@ -320,10 +320,10 @@ class AgentServer(Server):
         message = f"the rollout failed in its {stage} stage: {error.code}: {error.message}"
         fault(self.name, f"{stage} {error.code}", message, rollout=None if rollout is None else str(rollout))
 
-    def _describe(self, seen: Span, episode: Episode, rollout: JSON | None) -> None:
-        seen.name(f"invoke_agent {self.name}")
+    def _describe(self, episode_span: Span, episode: Episode, rollout: JSON | None) -> None:
+        episode_span.name(f"invoke_agent {self.name}")
         scored = rollout is not None and "failure" not in rollout
-        seen.set(
+        episode_span.set(
             {
                 "gen_ai.operation.name": "invoke_agent",
                 "gen_ai.provider.name": PROVIDER,

@@ -44,37 +44,37 @@ _REQUEST = {
 }
 
 
-def describe_call(seen: Span, server: str, op: str, body: Any, reply: Reply) -> None:
+def describe_call(call_span: Span, server: str, op: str, body: Any, reply: Reply) -> None:
     """Describe a call, seen by its caller."""
     if op in _CHATS:
-        _describe_chat(seen, server, body if isinstance(body, dict) else {}, reply)
+        _describe_chat(call_span, server, body if isinstance(body, dict) else {}, reply)
     elif op.startswith("tools/"):
         tool = op.removeprefix("tools/")
-        seen.name(f"execute_tool {tool}")
+        call_span.name(f"execute_tool {tool}")
         operation = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
-        seen.set({**operation, "gen_ai.tool.name": tool})
-    describe_reply(seen, server, reply)
+        call_span.set({**operation, "gen_ai.tool.name": tool})
+    describe_reply(call_span, server, reply)
 
 
-def describe_reply(seen: Span, server: str, reply: Reply) -> None:
+def describe_reply(call_span: Span, server: str, reply: Reply) -> None:
     """Say which server a call went to, and how it ended."""
-    seen.set(
+    call_span.set(
         {"gym_serve.server": server, "gym_serve.status": reply.status, "gym_serve.session": reply.session}
     )
     if reply.status >= 400:
         try:
             reply.json()
         except GymError as error:
-            seen.fail(error.code, error.message)
+            call_span.fail(error.code, error.message)
 
 
-def _describe_chat(seen: Span, server: str, body: Mapping[str, Any], reply: Reply) -> None:
+def _describe_chat(call_span: Span, server: str, body: Mapping[str, Any], reply: Reply) -> None:
     model = str(body.get("model") or server)
-    seen.name(f"chat {model}")
-    seen.set(
+    call_span.name(f"chat {model}")
+    call_span.set(
         {"gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDER, "gen_ai.request.model": model}
     )
-    seen.set({name: _number(body.get(key)) for key, name in _REQUEST.items() if key in body})
+    call_span.set({name: _number(body.get(key)) for key, name in _REQUEST.items() if key in body})
     try:
         answer = orjson.loads(reply.body) if reply.status < 400 else None
     except orjson.JSONDecodeError:
@@ -85,7 +85,7 @@ def _describe_chat(seen: Span, server: str, body: Mapping[str, Any], reply: Repl
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    seen.set(
+    call_span.set(
         {
             "gen_ai.response.id": _text(answer.get("id")),
             "gen_ai.response.model": _text(answer.get("model")),

@@ -170,12 +170,12 @@ class EpisodeClient:
                 raise
 
 
-def _response(given: str | list[JSON] | Mapping[str, Any]) -> JSON:
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, list):
-        return {"output": given}
-    text = {"type": "output_text", "text": given, "annotations": []}
+def _response(content: str | list[JSON] | Mapping[str, Any]) -> JSON:
+    if isinstance(content, Mapping):
+        return dict(content)
+    if isinstance(content, list):
+        return {"output": content}
+    text = {"type": "output_text", "text": content, "annotations": []}
     return {"output": [{"type": "message", "role": "assistant", "content": [text]}]}
 
 
@@ -275,10 +275,10 @@ def expectation_problems(
             yield f"{name}: {value!r} was expected, not {verdict.get(name)!r}"
 
 
-def _same(expected: Any, given: Any) -> bool:
-    if isinstance(expected, float) and isinstance(given, int | float) and not isinstance(given, bool):
-        return math.isclose(expected, given, rel_tol=1e-9, abs_tol=1e-12)
-    return bool(expected == given)
+def _same(expected: Any, actual: Any) -> bool:
+    if isinstance(expected, float) and isinstance(actual, int | float) and not isinstance(actual, bool):
+        return math.isclose(expected, actual, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(expected == actual)
 
 
 @dataclass(frozen=True)

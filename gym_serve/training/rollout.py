@@ -106,9 +106,9 @@ class Rollout:
             other = Rollout(raw, self.params, response, response["output"], branch=number)
             yield other._captured(branch.get("input"), branch.get("context"))
 
-    def _captured(self, given: Any, context: Any) -> Rollout:
+    def _captured(self, items: Any, context: Any) -> Rollout:
         """The same with what the harness gave the model: an input, and tools, of its own."""
-        params = {**self.params, "input": given if _is_list_of_objects(given) else [], "instructions": None}
+        params = {**self.params, "input": items if _is_list_of_objects(items) else [], "instructions": None}
         if isinstance(self.response.get("tools"), list):
             params["tools"] = self.response["tools"]
         at = context if type(context) is int and 0 < context <= len(self.output) else 0
@@ -224,12 +224,12 @@ class TokenTurn:
 def read_bundle(item: JSON, where: str) -> Bundle | None:
     """The token bundle on an output item, None without one. Raises `NotExportable` if it is malformed."""
     try:
-        found = item_tokens(item, where)
+        ids = item_tokens(item, where)
     except BadRequest as error:
         raise NotExportable("bad_tokens", error.message) from None
-    if found is None:
+    if ids is None:
         return None
-    bundle = Bundle(found["prompt_token_ids"], found["generation_token_ids"], found["generation_log_probs"])
+    bundle = Bundle(ids["prompt_token_ids"], ids["generation_token_ids"], ids["generation_log_probs"])
     if not all(map(_is_token, bundle.prompt)) or not all(map(_is_token, bundle.generation)):
         raise NotExportable("bad_tokens", f"{where}: token ids must be integers from 0 to 2**31 - 1")
     if not all(map(_is_finite, bundle.logprobs)):

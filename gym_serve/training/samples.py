@@ -128,11 +128,11 @@ def sample_of(conversation: Rollout) -> TrainingSample:
     return _sample(token_turns(conversation), conversation, 0, conversation.reward, None, None)
 
 
-def verified(found: Sequence[TrainingSample]) -> TrainingSample:
+def verified(chosen: Sequence[TrainingSample]) -> TrainingSample:
     """The sample for a trainer that takes one: the end of the verified conversation, which the reward is
     for."""
-    first = min(sample.branch for sample in found)
-    return [sample for sample in found if sample.branch == first][-1]
+    first = min(sample.branch for sample in chosen)
+    return [sample for sample in chosen if sample.branch == first][-1]
 
 
 def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -> TrainingSample:

@@ -113,11 +113,11 @@ class Generator(Adapter):
     async def _features(self, request: PolicyRequest) -> JSON:
         """What the engines make of the pictures, at their places in the prompt."""
         parts = [{"type": "image_url", "image_url": {"url": url}} for url in request.pictures]
-        asked = {**self._model, "messages": [{"role": "user", "content": parts}]}
-        shown = await self._engines.render_chat_completion({"json": asked})
+        body = {**self._model, "messages": [{"role": "user", "content": parts}]}
+        shown = await self._engines.render_chat_completion({"json": body})
         features: JSON = shown["features"]
-        found = features["mm_placeholders"]["image"]
-        tokens = [shown["token_ids"][one["offset"] : one["offset"] + one["length"]] for one in found]
+        places = features["mm_placeholders"]["image"]
+        tokens = [shown["token_ids"][one["offset"] : one["offset"] + one["length"]] for one in places]
         return {**features, "mm_placeholders": {"image": _placed(tokens, request.prompt_ids)}}
 
     def _version(self) -> str | None:
@@ -166,14 +166,14 @@ def _pictures_of(results: Sequence[TrainingSample], processor: Any) -> JSON:
     """SkyRL's tensors of the pictures of a batch; none if it has none."""
     if not results[0].media:
         return {}
-    found = [picture_tensors(processor, sample) for sample in results]
-    missing = {"pixel_values", "image_grid_thw"} - found[0].keys()
+    tensors = [picture_tensors(processor, sample) for sample in results]
+    missing = {"pixel_values", "image_grid_thw"} - tensors[0].keys()
     if missing:
         raise InvalidRequest(
             f"SkyRL trains on `pixel_values` and `image_grid_thw`, as Qwen's models have them; "
-            f"{type(processor).__name__} gives {', '.join(sorted(found[0]))}"
+            f"{type(processor).__name__} gives {', '.join(sorted(tensors[0]))}"
         )
-    return {name: [each[name] for each in found] for name in ("pixel_values", "image_grid_thw")}
+    return {name: [each[name] for each in tensors] for name in ("pixel_values", "image_grid_thw")}
 
 
 def output_of(results: Sequence[TrainingSample], rewards: Sequence[float]) -> JSON:

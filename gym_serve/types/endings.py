@@ -145,8 +145,8 @@ def ending_of(rollout: Mapping[str, Any]) -> Ending:
     else:
         cls = error_class(kind)
         cause = cause_of(cls) if cls is not None else Cause.ROW if terminal else Cause.MACHINE
-    found = FAILURES[cause]
-    return replace(found, retried=False) if terminal and found.retried else found
+    rule = FAILURES[cause]
+    return replace(rule, retried=False) if terminal and rule.retried else rule
 
 
 def is_failure(rollout: Mapping[str, Any]) -> bool:

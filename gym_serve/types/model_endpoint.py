@@ -60,18 +60,18 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         return {**self.public, "api_key": self.api_key, "headers": self.headers}
 
     @classmethod
-    def read(cls, given: Any, *, over_http: bool = False) -> ModelEndpoint:
+    def read(cls, value: Any, *, over_http: bool = False) -> ModelEndpoint:
         """Check what a row or a caller names. The message of an error repeats no value, which may be a
         key."""
-        if isinstance(given, ModelEndpoint):
-            return given
-        if not isinstance(given, Mapping):
-            raise InvalidRequest(f"`{MODEL_FIELD}` must be an object, got {type(given).__name__}")
-        if unknown := given.keys() - {"base_url", "model", "api_key", "headers"}:
+        if isinstance(value, ModelEndpoint):
+            return value
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"`{MODEL_FIELD}` must be an object, got {type(value).__name__}")
+        if unknown := value.keys() - {"base_url", "model", "api_key", "headers"}:
             raise InvalidRequest(f"`{MODEL_FIELD}` has unknown keys ({len(unknown)}); it takes base_url, "
                                  "model, api_key and headers")  # fmt: skip
-        url, model, key = str(given.get("base_url")), given.get("model"), given.get("api_key")
-        headers = given.get("headers")
+        url, model, key = str(value.get("base_url")), value.get("model"), value.get("api_key")
+        headers = value.get("headers")
         if not _is_text(url) or not _URL.fullmatch(url):
             problem = "must be an http(s) URL without a user, a query or a fragment"
             raise InvalidRequest(f"`{MODEL_FIELD}.base_url` {problem}")

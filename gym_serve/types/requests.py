@@ -126,9 +126,9 @@ class Comparison(BaseModel):
     """One per rollout, in their order; they take the place of the rewards of ``verify``."""
 
 
-def input_items(given: str | list[JSON]) -> list[JSON]:
+def input_items(content: str | list[JSON]) -> list[JSON]:
     """The ``input`` of a Responses body as a new list of items; a text is one message of the user."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    return [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
 
 
 def message_text(message: JSON) -> str:

@@ -147,19 +147,19 @@ class _RawTimeline(msgspec.Struct):
     endpoints: list[str] = []
 
 
-def _step(given: _Seed | ModelStep | _Tool | _Verify, servers: list[str], endpoints: list[str]) -> Step:
-    server, replica = _place(servers[given.server])
-    more = given.more
-    tool = given if isinstance(given, _Tool) else _NO_TOOL
-    model = given if isinstance(given, ModelStep) else _NO_MODEL
+def _step(record: _Seed | ModelStep | _Tool | _Verify, servers: list[str], endpoints: list[str]) -> Step:
+    server, replica = _place(servers[record.server])
+    more = record.more
+    tool = record if isinstance(record, _Tool) else _NO_TOOL
+    model = record if isinstance(record, ModelStep) else _NO_MODEL
     return Step(
-        kind=given.__struct_config__.tag,  # type: ignore[arg-type]  # one of StepKind
-        start=given.ts / _MICROSECONDS,
-        duration=given.dur / _MICROSECONDS,
+        kind=record.__struct_config__.tag,  # type: ignore[arg-type]  # one of StepKind
+        start=record.ts / _MICROSECONDS,
+        duration=record.dur / _MICROSECONDS,
         server=server,
         replica=replica,
         status=more.status,
-        queued=given.queued / _MICROSECONDS,
+        queued=record.queued / _MICROSECONDS,
         stage=more.stage,
         name=tool.name,
         argument_bytes=tool.args,

@@ -109,9 +109,9 @@ def attempts_at(reading: Reading, task: str, n: int) -> list[JSON]:
 class _Conversation:
     """All items of a rollout: those of the verified conversation, and after them those of the branches."""
 
-    def __init__(self, raw: JSON, given: JSON, response: JSON) -> None:
+    def __init__(self, raw: JSON, params: JSON, response: JSON) -> None:
         captured = "captured_input" in raw
-        prompt = _items(raw.get("captured_input") if captured else given.get("input"))
+        prompt = _items(raw.get("captured_input") if captured else params.get("input"))
         output = _items(response.get("output"))
         self.items = [*prompt, *output]
         self.turns = _turns(self.items, len(prompt))
@@ -180,12 +180,12 @@ def _prefixes(items: list[JSON]) -> dict[bytes, int]:
         return {}
 
 
-def _items(given: Any) -> list[JSON]:
+def _items(source: Any) -> list[JSON]:
     """The items of an input or an output; messages of Chat Completions become items."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    if isinstance(source, str):
+        return [{"role": "user", "content": source}]
     items: list[JSON] = []
-    for item in given if isinstance(given, list) else ():
+    for item in source if isinstance(source, list) else ():
         if not isinstance(item, dict):
             items.append({"type": "other", "content": _text(item)})
             continue
@@ -207,18 +207,18 @@ def _items(given: Any) -> list[JSON]:
     return items
 
 
-def _turns(items: Sequence[JSON], asked: int) -> list[int | None]:
-    """Which model call said each item; None for what the model did not say."""
+def _turns(items: Sequence[JSON], begin: int) -> list[int | None]:
+    """Which model call said each item, from ``begin`` on; None for what the model did not say."""
     counted = any(item.get("prompt_token_ids") for item in items)
-    turns: list[int | None] = [None] * min(asked, len(items))
+    turns: list[int | None] = [None] * min(begin, len(items))
     turn, before = 0, True
-    for item in items[asked:]:
+    for item in items[begin:]:
         kind, role = _kind(item)
-        said = role == "assistant" and kind != "result"
-        if said and not before and not counted:
+        by_model = role == "assistant" and kind != "result"
+        if by_model and not before and not counted:
             turn += 1
-        turns.append(turn if said else None)
-        before = said
+        turns.append(turn if by_model else None)
+        before = by_model
         if counted and item.get("prompt_token_ids"):
             turn += 1
     return turns
@@ -324,8 +324,8 @@ def _media(kind: str, part: JSON, cut: list[str], index: int) -> JSON:
     return media
 
 
-def _instructions(given: JSON, response: JSON, cut: list[str]) -> str | None:
-    instructions = given.get("instructions") or response.get("instructions")
+def _instructions(params: JSON, response: JSON, cut: list[str]) -> str | None:
+    instructions = params.get("instructions") or response.get("instructions")
     if instructions is None or instructions == "":
         return None
     text = instructions if isinstance(instructions, str) else _text(instructions)
@@ -334,16 +334,16 @@ def _instructions(given: JSON, response: JSON, cut: list[str]) -> str | None:
     return text[:_LONGEST_TEXT]
 
 
-def _tools(given: JSON, response: JSON, cut: list[str]) -> list[JSON]:
-    tools = _list(response.get("tools")) or _list(given.get("tools"))
-    found = []
+def _tools(params: JSON, response: JSON, cut: list[str]) -> list[JSON]:
+    tools = _list(response.get("tools")) or _list(params.get("tools"))
+    listed = []
     for tool in tools[:1000]:
         own = _object(tool)
         of = _object(own.get("function")) or own
         name = of.get("name") or own.get("type") or "?"
         shown = {"name": str(name)[:1000], "description": _text(of.get("description") or "")[:_LONGEST_TEXT]}
-        found.append({**shown, "parameters": _field(of.get("parameters"), "tools", cut)})
-    return found
+        listed.append({**shown, "parameters": _field(of.get("parameters"), "tools", cut)})
+    return listed
 
 
 def _keys(raw: JSON, cut: list[str]) -> tuple[JSON, JSON]:

@@ -200,7 +200,7 @@ def _compile(sql: str, expression: str) -> None:
 
 def _refusal(message: str, expression: str) -> BadExpression:
     """What SQLite says, with its place where it names one."""
-    for pattern, told in (
+    for pattern, explain in (
         ("no such column: (.*)", lambda name: unknown(name, None)),
         ("not authorized to use function: (.*)", _no_function),
         ("no such function: (.*)", _no_function),
@@ -208,7 +208,7 @@ def _refusal(message: str, expression: str) -> BadExpression:
     ):
         if match := re.fullmatch(pattern, message):
             at = expression.find(match[1])
-            return BadExpression(told(match[1]), None if at < 0 else at)
+            return BadExpression(explain(match[1]), None if at < 0 else at)
     if message.startswith('near ")"'):  # the one that ends the condition
         return BadExpression("a part of the condition is missing")
     if "not authorized" in message:

@@ -253,18 +253,18 @@ def _lenient(kind: Any, value: Any) -> Any:
             return None
         fields = ((field.name, field.type) for field in msgspec.structs.fields(kind) if field.name in value)
         values = {name: _lenient(type_, value[name]) for name, type_ in fields}
-        return kind(**{name: made for name, made in values.items() if made is not None})
+        return kind(**{name: item for name, item in values.items() if item is not None})
     if kind is msgspec.Raw:
         return msgspec.Raw(b"[..]" if value else b"")
     if args == (Any,):
         return value if isinstance(value, list) else None
     if origin is list and isinstance(value, list):
-        made = (_lenient(args[0], item) for item in value)
-        return [(get_origin(args[0]) or args[0])() if item is None else item for item in made]
+        items = (_lenient(args[0], item) for item in value)
+        return [(get_origin(args[0]) or args[0])() if item is None else item for item in items]
     if origin is dict and isinstance(value, dict):
         return {key: _lenient(args[1], of) for key, of in value.items() if isinstance(of, dict)}
     if origin in (Union, UnionType):
-        return next((made for arg in args if (made := _lenient(arg, value)) is not None), None)
+        return next((item for arg in args if (item := _lenient(arg, value)) is not None), None)
     if kind is float and type(value) is int:
         return value
     return value if type(value) is kind else None

@@ -190,7 +190,7 @@ def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
         values = by_number[n]
         *fields, id_, prompt = values[len(_ROW) :]
         row = dict(zip(_ROW, values, strict=False))
-        given, sampled = row.pop("input_tokens"), row.pop("output_tokens")
+        inputs, sampled = row.pop("input_tokens"), row.pop("output_tokens")
         yield {
             "run": reading.run.id,
             **row,
@@ -199,8 +199,8 @@ def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
             "tools": _names(row["tools"]),
             "version": None if row["version"] is None else str(row["version"]),
             "last_version": None if row["last_version"] is None else str(row["last_version"]),
-            "tokens": None if given is None and sampled is None else (given or 0) + (sampled or 0),
-            "input_tokens": given,
+            "tokens": None if inputs is None and sampled is None else (inputs or 0) + (sampled or 0),
+            "input_tokens": inputs,
             "output_tokens": sampled,
             "prompt": prompt,
             "marks": reading.run.annotations.tags(n, id_),

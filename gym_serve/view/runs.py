@@ -80,10 +80,10 @@ class Annotations:
             if any(note[key] for key in ("tags", "comment")) or note["reward"] is not None:
                 yield {"n": n, **note}
 
-    def put(self, n: int, id_: str, given: Any) -> dict[str, Any]:
+    def put(self, n: int, id_: str, content: Any) -> dict[str, Any]:
         """Note something of a rollout, in place of what was noted before. Raises InvalidRequest: it is no
         annotation; BadRequest: the file cannot be written."""
-        note = {"n": n, "id": id_, **_checked(given), "at": round(time.time(), 3)}
+        note = {"n": n, "id": id_, **_checked(content), "at": round(time.time(), 3)}
         with self._lock:
             try:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -153,10 +153,10 @@ class Annotation(BaseModel):
 _NOTE = TypeAdapter(Annotation)
 
 
-def _checked(given: Any) -> dict[str, Any]:
-    if isinstance(given, dict):
-        given = {key: value for key, value in given.items() if value is not None}
-    note: Annotation = parse(_NOTE, given, "annotation")
+def _checked(content: Any) -> dict[str, Any]:
+    if isinstance(content, dict):
+        content = {key: value for key, value in content.items() if value is not None}
+    note: Annotation = parse(_NOTE, content, "annotation")
     return {**note.model_dump(), "tags": list(dict.fromkeys(note.tags))}
 
 

@@ -272,14 +272,14 @@ def _annotating(view: View) -> Callable[[Request], Any]:
     return annotate
 
 
-def _annotation(view: View, request: Request, given: Any) -> Any:
+def _annotation(view: View, request: Request, content: Any) -> Any:
     n = _n(request)
     with _reading(view, request) as reading:
         rows = reading.sql("SELECT id FROM details WHERE n = ?", (n,))
     if not rows:
         raise NotFound(f"there is no rollout {n}")
     annotations = reading.run.annotations
-    return annotations.of(n, rows[0][0]) if given is None else annotations.put(n, rows[0][0], given)
+    return annotations.of(n, rows[0][0]) if content is None else annotations.put(n, rows[0][0], content)
 
 
 async def _body(request: Request) -> Any:

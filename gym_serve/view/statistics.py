@@ -42,8 +42,8 @@ def recorded_prices(files: RunFiles) -> dict[str, Prices]:
         if path.resolve().parent != files.main.parent or path.stat().st_size > _LARGEST_HEADER:
             return {}
         with open(open_regular(path.resolve()), "rb") as file:
-            found = orjson.loads(file.read())["prices"]
-        return {str(name): Prices.model_validate(prices) for name, prices in found.items()}
+            prices_by_model = orjson.loads(file.read())["prices"]
+        return {str(name): Prices.model_validate(prices) for name, prices in prices_by_model.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return {}
 
@@ -352,8 +352,8 @@ def compare_runs(
         for task in comparison.first(_TASKS)
     ]
     with left.reading() as reading:
-        for found in tasks:
-            found["prompt"] = _prompt(reading, found.pop("_key"))
+        for entry in tasks:
+            entry["prompt"] = _prompt(reading, entry.pop("_key"))
     return {
         "tasks": tasks,
         "counts": {

@@ -66,13 +66,22 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"
         ({}, "responses_create_params: Field required"),
         (row(stop=1) | {"responses_create_params": {"input": "x", "stop": 1}}, "params.stop: Extra inputs"),
         (row([{"role": "usr", "content": "x"}]), "input[0].role must be one of user, assistant"),
-        (row([{"role": "user", "content": None}]), "input[0].content must be a text or a list of parts"),
+        (
+            row([{"role": "user", "content": None}]),
+            "input[0].content must be a string or a list",
+        ),
         (row([{"role": "user", "content": ["x"]}]), "input[0].content[0] must be an object with a type"),
-        (row([{"role": "user", "content": [{"type": "input_text"}]}]), "content[0].text: a text is missing"),
-        (row([MESSAGE, {**CALL, "arguments": {}}]), "input[1].arguments: a text is missing"),
+        (
+            row([{"role": "user", "content": [{"type": "input_text"}]}]),
+            "content[0].text must be a string",
+        ),
+        (row([MESSAGE, {**CALL, "arguments": {}}]), "input[1].arguments must be a string, got {}"),
         (row([{"type": "function_call_output", "call_id": "c1", "output": "x"}]), "no function_call before"),
-        (row([CALL, {"type": "function_call_output", "call_id": "c1"}]), "output: a text or a list"),
-        (row([{"type": "reasoning"}]), "input[0].summary: a list is missing"),
+        (
+            row([CALL, {"type": "function_call_output", "call_id": "c1"}]),
+            "output must be a string or a list",
+        ),
+        (row([{"type": "reasoning"}]), "input[0].summary must be a list"),
         (row(agent_ref="math"), "agent_ref must be {"),
         (row(agent_ref={"name": "a", "type": "model"}), "agent_ref.type must be 'responses_api_agents'"),
         (row(extra_body="{}"), "extra_body must be an object"),
@@ -89,12 +98,16 @@ def test_rows_that_cannot_be_run(tmp_path: Path, bad: dict[str, Any], problem: s
 @pytest.mark.parametrize(
     ("params", "problem"),
     [
-        ({"tools": [{"name": "f"}]}, "tools[0].type: missing"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name: a name is missing"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "next to type, not into 'function'"),
-        ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name must be unique, got 'f' twice"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type must be a string"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name must be a string"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "beside type, not in 'function'"),
+        (
+            {"tools": [{"type": "function", "name": "f"}] * 2},
+            "tools: each must have a name of its own, got",
+        ),
         ({"tools": [{"type": "function", "name": "f", "parameters": 1}]}, "parameters must be a JSON schema"),
         ({"metadata": []}, "metadata must be an object"),
+        ({"temperature": 3}, "temperature must be a number from 0 to 2, got 3"),
         (
             {"metadata": {"extra_body": {"seed": 1}}},
             "metadata.extra_body must be a JSON object written as a string",

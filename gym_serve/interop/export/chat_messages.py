@@ -133,8 +133,10 @@ def _with_calls(all_steps: list[Step], rollout: Rollout) -> list[Step]:
 
 def model_calls(rollout: Rollout) -> list[timeline.Step]:
     """The calls of the policy that were answered, in their order."""
-    made = [] if rollout.timeline is None else rollout.timeline.steps
-    return [step for step in made if step.kind == "model" and step.stage is None and step.status < 400]
+    timeline_steps = [] if rollout.timeline is None else rollout.timeline.steps
+    return [
+        step for step in timeline_steps if step.kind == "model" and step.stage is None and step.status < 400
+    ]
 
 
 def tools_of(rollout: Rollout) -> list[JSON]:

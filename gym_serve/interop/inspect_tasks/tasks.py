@@ -71,17 +71,19 @@ def rows_of(name: str) -> Iterator[JSON]:
         raise InvalidRequest(f"inspect:{name} {problem}")
     with ThreadPoolExecutor(1) as thread:  # with an event loop of its own, whatever runs in the caller's
         for sample in task.dataset:
-            asked = Asked("")
+            stand_in = Asked("")
             try:
-                thread.submit(asyncio.run, solved(task, sample, asked)).result()
+                thread.submit(asyncio.run, solved(task, sample, stand_in)).result()
             except Exception as error:  # the task's own code
                 problem = f"its solver does not run by itself: {_short(error)}"
                 raise InvalidRequest(f"inspect:{name}: {problem}") from error
-            if asked.problem:
-                raise InvalidRequest(f"inspect:{name}: its solver {asked.problem}")
-            params, further = _sampling(name, {**task.config.model_dump(exclude_none=True), **asked.options})
+            if stand_in.problem:
+                raise InvalidRequest(f"inspect:{name}: its solver {stand_in.problem}")
+            params, further = _sampling(
+                name, {**task.config.model_dump(exclude_none=True), **stand_in.options}
+            )
             yield {
-                "responses_create_params": {**params, "input": list(map(_item, asked.messages))},
+                "responses_create_params": {**params, "input": list(map(_item, stand_in.messages))},
                 **({"extra_body": further} if further else {}),
                 "inspect_task": name,
                 "sample": sample.model_dump(mode="json", exclude_none=True),
@@ -114,7 +116,7 @@ class Asked:
         return state
 
 
-async def solved(task: Task, sample: Sample, asked: Asked) -> TaskState:
+async def solved(task: Task, sample: Sample, stand_in: Asked) -> TaskState:
     """The state in which a task's solver leaves a sample."""
     messages = sample_messages(sample)
     if task.config.system_message:
@@ -130,16 +132,16 @@ async def solved(task: Task, sample: Sample, asked: Asked) -> TaskState:
         metadata=dict(sample.metadata or {}),
     )
     setup = [] if task.setup is None else task.setup if isinstance(task.setup, list) else [task.setup]
-    return await chain(*setup, task.solver)(state, asked)
+    return await chain(*setup, task.solver)(state, stand_in)
 
 
 async def scores(task: Task, sample: Sample, completion: str) -> dict[str, float]:
     """The scores of a completion, by scorer, and by key where one gives several. Raises InvalidRequest: the
     solver asks for more, or a score is no number."""
-    asked = Asked(completion)
-    state = await solved(task, sample, asked)
-    if asked.problem:
-        raise InvalidRequest(f"its solver {asked.problem}")
+    stand_in = Asked(completion)
+    state = await solved(task, sample, stand_in)
+    if stand_in.problem:
+        raise InvalidRequest(f"its solver {stand_in.problem}")
     metrics: dict[str, float] = {}
     for scorer in task.scorer or []:
         name, score = _name(scorer), await scorer(state, Target(sample.target))

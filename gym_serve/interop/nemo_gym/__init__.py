@@ -180,8 +180,8 @@ class Conversion:
         self.notes.append(f"{instance.name}: NeMo Gym's own server is hosted, on Python 3.12 with nemo-gym")
         if needed := requirements_of(code):
             self.notes.append(f"{instance.name}: {code.parent.name} needs packages too: {', '.join(needed)}")
-        given = {"config": config, "secrets": secrets, "servers": servers}
-        return {"type": HOSTED, "server": import_path_of(instance)} | {k: v for k, v in given.items() if v}
+        parts = {"config": config, "secrets": secrets, "servers": servers}
+        return {"type": HOSTED, "server": import_path_of(instance)} | {k: v for k, v in parts.items() if v}
 
     def _value(self, value: Any, instance: Instance, path: tuple[str, ...]) -> Any:
         """``value`` with names in the place of NeMo Gym's references, and ``${...}`` translated."""

@@ -50,12 +50,12 @@ def merged(base: Any, changes: Any) -> Any:
     return result
 
 
-def _with_included(path: Path, named_in: Path | None, seen: set[Path]) -> Iterator[dict[str, Any]]:
+def _with_included(path: Path, named_in: Path | None, visited: set[Path]) -> Iterator[dict[str, Any]]:
     """The contents of a config after those of the ones that it pulls in."""
     file = _found(path, named_in)
-    if file in seen:
+    if file in visited:
         return
-    seen.add(file)
+    visited.add(file)
     try:
         content = read_yaml(file)
     except GraphError as error:
@@ -68,7 +68,7 @@ def _with_included(path: Path, named_in: Path | None, seen: set[Path]) -> Iterat
     if not isinstance(included, list) or not all(isinstance(entry, str) for entry in included):
         raise InvalidRequest(f"{file}: {_PATHS} must be a list of paths")
     for entry in included:
-        yield from _with_included(Path(entry), file, seen)
+        yield from _with_included(Path(entry), file, visited)
     yield {str(key): value for key, value in content.items()}
 
 

@@ -176,13 +176,13 @@ def graph_of(config: JSON, settings: Settings) -> tuple[Any, JSON]:
         file = Path(folder) / "env_nemo_gym.yaml"
         file.write_text(yaml.safe_dump(own), "utf-8")
         graph = import_config([file], name="nemo_gym").config["applications"][0]["args"]
-    given = {
+    policy_settings = {
         f"models.{name}.{key}": value
         for name, model in (graph.get("models") or {}).items()
         if model.get("base_url") == _POLICY_URL
         for key, value in policy.items()
     }
-    return graph, {**settings.overrides, **given}
+    return graph, {**settings.overrides, **policy_settings}
 
 
 async def _results(gym: Gym, settings: Settings, rows: Sequence[JSON]) -> AsyncIterator[tuple[JSON, JSON]]:

@@ -232,10 +232,10 @@ class OpenEnv(GymnasiumServer):
 
 
 def _tools_of(outcome: Outcome, name: str) -> dict[str, ToolDescription]:
-    found = outcome.observation.get("tools")
-    if not isinstance(found, list) or not found:
+    offered = outcome.observation.get("tools")
+    if not isinstance(offered, list) or not offered:
         raise Unavailable(f"the environment of {name} lists no tools: {str(outcome.observation)[:500]}")
-    tools = [tool for tool in found if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))]
+    tools = [tool for tool in offered if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))]
     described = (
         ToolDescription(t["name"], t.get("description") or "", t.get("input_schema") or {"type": "object"})
         for t in tools

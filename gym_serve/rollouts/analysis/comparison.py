@@ -195,8 +195,8 @@ class RunScores:
         for rollout in rollouts:
             self._rollouts.add({**rollout, _AGENT: agent_of(rollout)})
             params = rollout.get("responses_create_params")
-            if isinstance(params, dict) and (found := prompt_digest(params.get("input"))) is not None:
-                self._prompts[task_index(rollout)] = found
+            if isinstance(params, dict) and (prompt := prompt_digest(params.get("input"))) is not None:
+                self._prompts[task_index(rollout)] = prompt
 
     def coverage(self) -> Coverage:
         return self._rollouts.coverage()
@@ -252,11 +252,11 @@ class _Pairs:
             )
 
 
-def prompt_digest(given: Any) -> int | None:
+def prompt_digest(prompt: Any) -> int | None:
     """32 bits of the ``input`` of a row, by which tasks of different data sets are told apart; None if it is
     nested too deeply."""
     try:
-        return digest(given) & 0xFFFF_FFFF
+        return digest(prompt) & 0xFFFF_FFFF
     except TypeError:
         return None
 

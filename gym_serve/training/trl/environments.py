@@ -182,8 +182,8 @@ def _response(completion: Any) -> JSON:
     """What verifiers read, for the messages of a completion."""
     messages: list[JSON] = []
     open_calls: list[str] = []
-    for given in completion:
-        message = dict(given)
+    for part in completion:
+        message = dict(part)
         if message.get("role") == "assistant":
             calls = [{**call, "id": new_id("call")} for call in message.get("tool_calls") or []]
             open_calls = [call["id"] for call in calls]

@@ -138,12 +138,12 @@ class RolloutFunc:
         options: RolloutOptions = {**self._options, "params": self._params(trainer)}
         first = self._tasks  # so that no two rollouts of the run have the same id
         self._tasks += len(groups)
-        found: list[list[JSON]] = [[] for _ in groups]
+        by_group: list[list[JSON]] = [[] for _ in groups]
         for size in {size for _, size in groups}:
             rows = [{**row, "_ng_task_index": first + i} for i, (row, n) in enumerate(groups) if n == size]
             async for group in self._gym.groups(rows, size=size, quorum=1, **options):
-                found[group.task_index - first] = [*group.rollouts, *group.failures]
-        return [rollout for rollouts in found for rollout in rollouts]
+                by_group[group.task_index - first] = [*group.rollouts, *group.failures]
+        return [rollout for rollouts in by_group for rollout in rollouts]
 
     def _asked(self, prompts: list[Any], trainer: Any) -> list[tuple[JSON, int]]:
         if self._rows is None:
@@ -179,14 +179,14 @@ class RolloutFunc:
         return [verified(of_one) for of_one in cut]
 
 
-def _of_text(found: list[TrainingSample]) -> list[TrainingSample]:
+def _of_text(whole: list[TrainingSample]) -> list[TrainingSample]:
     """Samples; TRL would compute the log-probabilities of its policy without the pictures."""
-    if any(sample.media for sample in found):
+    if any(sample.media for sample in whole):
         raise InvalidRequest(
-            f"rollout {found[0].rollout_id}: TRL takes text only from rollouts; pictures of tools reach its "
+            f"rollout {whole[0].rollout_id}: TRL takes text only from rollouts; pictures of tools reach its "
             "models by environment_factory"
         )
-    return found
+    return whole
 
 
 def checked_rows(rows: Rows) -> list[JSON]:
@@ -229,8 +229,8 @@ class _RowsByPrompt:
 
     def __init__(self, datasets: list[Any]) -> None:
         self._places: dict[bytes, tuple[Any, int]] = {}
-        for given in datasets:
-            for examples in given.values() if isinstance(given, dict) else [given]:
+        for one in datasets:
+            for examples in one.values() if isinstance(one, dict) else [one]:
                 if examples is not None:
                     self._add(examples)
 

@@ -143,11 +143,11 @@ class ChunkJoiner:
         self.begun = True
         self._head.update((k, v) for k, v in chunk.items() if k != "choices" and v is not None)
         choices = []
-        for given in chunk["choices"]:
-            choice = given
-            if isinstance(given, dict) and given.get("delta") is None and "message" in given:
-                choice = {key: value for key, value in given.items() if key != "message"}
-                choice["delta"] = given["message"]
+        for raw in chunk["choices"]:
+            choice = raw
+            if isinstance(raw, dict) and raw.get("delta") is None and "message" in raw:
+                choice = {key: value for key, value in raw.items() if key != "message"}
+                choice["delta"] = raw["message"]
             check_delta(choice)
             joined = self._choices.setdefault(choice.get("index") or 0, _empty_choice())
             delta = choice.get("delta") or {}

@@ -255,18 +255,18 @@ class ThinkSplitter:
             return True, kept
         return False, (opening or "") + kept
 
-    def _tell(self, found: list[tuple[bool, str]], text: str) -> None:
+    def _tell(self, pieces: list[tuple[bool, str]], text: str) -> None:
         if text:
-            found.append((False, text))
+            pieces.append((False, text))
             *lines, last = text.split("\n")
             self._begins_line = (self._begins_line or bool(lines)) and not last.strip()
 
-    def _retracted(self, found: list[tuple[bool, str]]) -> str:
-        """The text since the last reasoning, taken out of ``found``."""
+    def _retracted(self, pieces: list[tuple[bool, str]]) -> str:
+        """The text since the last reasoning, taken out of ``pieces``."""
         text = ""
-        while found and not (found[-1][0] and found[-1][1]):
-            text = found.pop()[1] + text
-        self.retracts = self.retracts or not found
+        while pieces and not (pieces[-1][0] and pieces[-1][1]):
+            text = pieces.pop()[1] + text
+        self.retracts = self.retracts or not pieces
         return text
 
 

@@ -62,8 +62,8 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
     ``reasoning``) always is. Raises `BadRequest` for arguments that cannot be written as JSON.
     """
     content = message.get("content")
-    text, said = content_text(content), message.get("refusal")
-    refusal = said if said and isinstance(said, str) else content_refusal(content)
+    text, refused = content_text(content), message.get("refusal")
+    refusal = refused if refused and isinstance(refused, str) else content_refusal(content)
     field = message.get("reasoning_content") or message.get("reasoning")
     blocks = [field] if isinstance(field, str) else []
     if parse_think:

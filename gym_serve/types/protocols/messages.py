@@ -224,8 +224,8 @@ def _message_items(message: Any, where: str) -> list[JSON]:
         raise BadRequest(f"{where}: a message of role {shown(role)} has no Responses form")
     content = message.get("content")
     if isinstance(content, str):
-        said = message_item(content) if role == "assistant" else {"role": role, "content": content}
-        return [{**said, "type": "message"}]
+        item = message_item(content) if role == "assistant" else {"role": role, "content": content}
+        return [{**item, "type": "message"}]
     items: list[JSON] = []
     for i, block in enumerate(_blocks_of(content, f"{where}.content")):
         at = f"{where}.content[{i}]"
@@ -264,22 +264,22 @@ def _assistant_item(block: JSON, where: str) -> JSON:
     raise BadRequest(f"{where}: an assistant's block of type {shown(kind)} has no Responses form")
 
 
-def _goes_on(items: list[JSON], made: JSON) -> bool:
+def _goes_on(items: list[JSON], item: JSON) -> bool:
     """Whether a thinking block is a further part of the item before it: a signature is of a whole item."""
-    signature = made.get("encrypted_content")
-    if not (signature and made["summary"] and items and items[-1].get("summary")):
+    signature = item.get("encrypted_content")
+    if not (signature and item["summary"] and items and items[-1].get("summary")):
         return False
     return bool(items[-1].get("encrypted_content") == signature)
 
 
-def _arguments(given: Any, where: str) -> str:
+def _arguments(arguments: Any, where: str) -> str:
     """The arguments of a call: `tool_input` backwards."""
-    if given is None:
+    if arguments is None:
         return "{}"
-    raw = checked(given, dict, f"{where}.input").get(INVALID_JSON)
-    if given.keys() == {INVALID_JSON} and isinstance(raw, str) and tool_input(raw) == given:
+    raw = checked(arguments, dict, f"{where}.input").get(INVALID_JSON)
+    if arguments.keys() == {INVALID_JSON} and isinstance(raw, str) and tool_input(raw) == arguments:
         return raw
-    return json_text(given, f"{where}.input")
+    return json_text(arguments, f"{where}.input")
 
 
 def _tool_output(block: JSON, where: str) -> JSON | None:

@@ -219,13 +219,13 @@ def meaning_of(status: int, body: Any, *, answered: bool = False) -> Meaning:
     return Meaning.RETRY if stated >= 500 or stated == 200 else Meaning.ROW
 
 
-def _may_mean(found: Meaning, status: int) -> bool:
+def _may_mean(meaning: Meaning, status: int) -> bool:
     """Whether codes and words may say what is no more than likely of a status."""
-    if found is Meaning.ROW:
+    if meaning is Meaning.ROW:
         return status < 500 and status not in (401, 402, 404, 408, 409, 425, 429, 499)
-    if found is Meaning.WAIT:
+    if meaning is Meaning.WAIT:
         return status not in (401, 402)
-    return status < 500 or found is Meaning.RETRY
+    return status < 500 or meaning is Meaning.RETRY
 
 
 def refusal(
@@ -254,10 +254,10 @@ def refusal(
     return kind(f"{who}: {message}{advice}", retry_after=wait if retried else None)
 
 
-def says_full(who: str, said: Any, secrets: Iterable[str] = ()) -> bool:
+def says_full(who: str, answer: Any, secrets: Iterable[str] = ()) -> bool:
     """Whether an answer with status 200, or an event of a stream, says that the prompt does not fit. Raises
     `GymError`: what else it says went wrong."""
-    if not isinstance(said, dict) or (error := _error_in(said)) is None:
+    if not isinstance(answer, dict) or (error := _error_in(answer)) is None:
         return False
     refused = refusal(who, 200, {}, orjson.dumps({"error": error}).decode(), secrets)
     if refused is not None:
@@ -265,25 +265,25 @@ def says_full(who: str, said: Any, secrets: Iterable[str] = ()) -> bool:
     return True
 
 
-def _error_in(said: Mapping[str, Any]) -> Any:
+def _error_in(answer: Mapping[str, Any]) -> Any:
     """The error of an answer or event; None for one without."""
-    if error := said.get("error"):
+    if error := answer.get("error"):
         return error
-    if said.get("type") == "error" or said.get("object") == "error" or _is_bare(said):
-        return dict(said)
-    response = said.get("response")
-    if said.get("type") == "response.failed":
+    if answer.get("type") == "error" or answer.get("object") == "error" or _is_bare(answer):
+        return dict(answer)
+    response = answer.get("response")
+    if answer.get("type") == "response.failed":
         error = response.get("error") if isinstance(response, dict) else None
         return error or {"message": "the response failed"}
-    choices = said.get("choices")
+    choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return (first.get("error") or None) if isinstance(first, dict) else None
 
 
-def _is_bare(said: Mapping[str, Any]) -> bool:
+def _is_bare(answer: Mapping[str, Any]) -> bool:
     """Whether what is no answer is an error without its own key: ``{"code": 429, "msg": "busy"}``."""
-    words = said.get("message", said.get("msg"))
-    return isinstance(words, str) and "choices" not in said and any(key in said for key in _STATUS_KEYS)
+    words = answer.get("message", answer.get("msg"))
+    return isinstance(words, str) and "choices" not in answer and any(key in answer for key in _STATUS_KEYS)
 
 
 def _is_overflow(body: Any) -> bool:

@@ -342,15 +342,15 @@ def chat_to_params(chat: Mapping[str, Any], *, token_ids: bool = False) -> JSON:
 
 
 def _metadata(chat: Mapping[str, Any]) -> JSON:
-    given = chat.get("metadata")
-    metadata = dict(given) if isinstance(given, dict) else {}
+    original = chat.get("metadata")
+    metadata = dict(original) if isinstance(original, dict) else {}
     further = {k: v for k, v in chat.items() if k not in _CONVERTED and v is not None}
     template = chat.get("chat_template_kwargs")
     if template:
         checked(template, dict, "chat_template_kwargs")
     for key, explicit in (("extra_body", further), ("chat_template_kwargs", template)):
         if explicit:
-            metadata[key] = json_text({**metadata_object(given, key), **explicit}, key)
+            metadata[key] = json_text({**metadata_object(original, key), **explicit}, key)
     return metadata
 
 

@@ -87,12 +87,12 @@ def _ids_of_logprobs(entries: list[JSON]) -> list[int] | None:
     return [int(n) for n in numbers]
 
 
-def tokens_problem(found: Mapping[str, Any]) -> str | None:
+def tokens_problem(bundle: Mapping[str, Any]) -> str | None:
     """What is wrong with a bundle; None for a sound one. It costs a few nanoseconds a token."""
     for key in TOKEN_KEYS:
-        if not isinstance(found.get(key), list):
+        if not isinstance(bundle.get(key), list):
             return f"{key} is not a list"
-    prompt, produced, logprobs = (found[key] for key in TOKEN_KEYS)
+    prompt, produced, logprobs = (bundle[key] for key in TOKEN_KEYS)
     if len(produced) != len(logprobs):
         return f"{len(produced)} {TOKEN_KEYS[1]} but {len(logprobs)} {TOKEN_KEYS[2]}"
     for key, ids in zip(TOKEN_KEYS, (prompt, produced), strict=False):
@@ -115,18 +115,18 @@ def _are_ids(values: list[Any]) -> bool:
         return False
 
 
-def _bundle(found: Mapping[str, Any]) -> JSON:
-    bundle = {key: found[key] for key in TOKEN_KEYS}
-    if found.get(_OPTIONAL_KEY) is not None:
-        bundle[_OPTIONAL_KEY] = found[_OPTIONAL_KEY]
-    if token_versions(found) is not None:
-        bundle[VERSIONS_KEY] = found[VERSIONS_KEY]
+def _bundle(source: Mapping[str, Any]) -> JSON:
+    bundle = {key: source[key] for key in TOKEN_KEYS}
+    if source.get(_OPTIONAL_KEY) is not None:
+        bundle[_OPTIONAL_KEY] = source[_OPTIONAL_KEY]
+    if token_versions(source) is not None:
+        bundle[VERSIONS_KEY] = source[VERSIONS_KEY]
     return bundle
 
 
-def token_versions(found: Mapping[str, Any]) -> list[str] | None:
+def token_versions(bundle: Mapping[str, Any]) -> list[str] | None:
     """The version of each generated token of a bundle; None where its spans do not cover it."""
-    spans, count = found.get(VERSIONS_KEY), len(found[TOKEN_KEYS[1]])
+    spans, count = bundle.get(VERSIONS_KEY), len(bundle[TOKEN_KEYS[1]])
     if not isinstance(spans, list):
         return None
     versions: list[str] = []
@@ -215,11 +215,11 @@ def responses_usage(usage: Any) -> JSON | None:
     total = _count(usage.get("total_tokens"))
     details: JSON = {}
     for group, (in_chat, names) in _DETAILS.items():
-        found = usage.get(group, usage.get(in_chat))
-        found = found if isinstance(found, dict) else {}
-        told = [[found.get(name), *map(usage.get, (name, *others))] for name, others in names.items()]
-        counts = zip(names, map(_first_count, told), strict=True)
-        details[group] = {**(found if group in usage else {}), **dict(counts)}
+        own = usage.get(group, usage.get(in_chat))
+        own = own if isinstance(own, dict) else {}
+        candidates = [[own.get(name), *map(usage.get, (name, *others))] for name, others in names.items()]
+        counts = zip(names, map(_first_count, candidates), strict=True)
+        details[group] = {**(own if group in usage else {}), **dict(counts)}
     return {
         "input_tokens": prompt,
         "input_tokens_details": details["input_tokens_details"],
