@@ -103,7 +103,7 @@ REFUSALS: list[tuple[int, Any, type[GymError]]] = [
     (404, said("The model `m` does not exist.", code="model_not_found"), SETTING),
     (404, said("No endpoints found for x"), SETTING),
     (400, said("<html>\r\n<head><title>400 The plain HTTP request was sent to HTTPS port</title>"), SETTING),
-    (400, "Client sent an HTTP request to an HTTPS server.\n", SETTING),
+    (400, "Client sent an HTTP request to an HTTPS server.", SETTING),
     (400, said('"auto" tool choice requires --enable-auto-tool-choice to be set', code=400), SETTING),
     (400, said("registry.ollama.ai/library/m does not support tools", type="api_error"), SETTING),
     (400, said("litellm.UnsupportedParamsError: openai does not support parameters: ['seed']"), SETTING),
