@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
 from gym_serve.deployments.http_client import (
-    check_open_files,
+    check_connection,
     open_session,
     proxy_of,
     redirected,
@@ -31,7 +31,8 @@ from gym_serve.servers.context import CallContext, closing, stream_in, time_limi
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.exact import foreign_json
 from gym_serve.types.model_endpoint import MODEL_FIELD
-from gym_serve.types.protocols import refusal, says_full
+from gym_serve.types.protocols import generation_in, refusal, says_full
+from gym_serve.types.requests import JSON
 
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
@@ -144,8 +145,8 @@ class Connections:
                 chunks = stream_in(call, self._content(url, response))
                 async with closing(read_events(url, chunks)) as events:
                     async for event in events:
-                        if self._is_refused(url, event, endpoint):
-                            yield Whole(None)
+                        if (written := _withheld(url, event)) or self._is_refused(url, event, endpoint):
+                            yield Whole(written)
                             return
                         yield event
             else:
@@ -208,7 +209,7 @@ class Connections:
             ) as response:
                 yield Response(response.status, response.headers, response.content.iter_any())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            check_open_files(error)
+            check_connection(url, error)
             by = " by the proxy of the environment" if proxy_of(endpoint.url) else ""
             raise NoConnection(f"no connection to {url}{by}: {error}") from None
         except asyncio.TimeoutError:
@@ -232,10 +233,14 @@ class Connections:
                 return Answer(None, Unavailable(f"{url} answered what is no JSON ({error}): {text[:200]!r}"))
             if body is None:  # which is not what a prompt that does not fit is
                 return Answer(None, Unavailable(f"{url} answered null"))
+            if written := _withheld(url, body):
+                return Answer(written)
             return Answer(None if self._is_refused(url, body, endpoint) else body)
         if status < 400:
             raise redirected(url, headers, f"{MODEL_FIELD}.base_url" if endpoint.named else "base_url")
         shown = text.decode("utf-8", "replace")
+        if written := _withheld(url, shown):
+            return Answer(written)
         refused = refusal(url, status, headers, shown, self._secrets_of(endpoint), answered=endpoint.answered)
         if refused is None:
             return Answer(None)
@@ -289,3 +294,12 @@ class Connections:
             proxy=proxy_of(endpoint.url),
             allow_redirects=False,
         )
+
+
+def _withheld(url: str, said: Any) -> JSON | None:
+    """A completion of what the model wrote, where its endpoint refuses to pass that on as a call or as JSON:
+    it is the model's answer, and no failure. None for anything else that was said."""
+    if (text := generation_in(said)) is None or not url.endswith("/chat/completions"):
+        return None
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return {"object": "chat.completion", "choices": [choice]}

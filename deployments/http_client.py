@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import aiohttp
 import orjson
-from pydantic import AfterValidator, SecretStr, StringConstraints
+from pydantic import AfterValidator, SecretStr
 from yarl import URL
 
 from gym_serve.servers.context import time_limit
@@ -40,6 +40,7 @@ from gym_serve.types.errors import (
     own_error,
 )
 from gym_serve.types.exact import foreign_json
+from gym_serve.types.model_endpoint import NO_ADDRESS, is_address
 from gym_serve.types.protocols import wait_of
 from gym_serve.types.protocols.refusals import Meaning, meaning_of
 
@@ -93,11 +94,13 @@ def pause_after(error: GymError, failed: int) -> float:
     return (error.retry_after or 0.0) + random.uniform(0.0, min(_MAX_PAUSE, _PAUSE * 2**failed))
 
 
-BaseUrl = Annotated[
-    str,
-    StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
-    AfterValidator(lambda url: url.rstrip("/")),
-]  # a URL without a query, which would swallow the path, and without credentials, which belong into headers
+def _address(url: str) -> str:
+    if not is_address(url):
+        raise ValueError(NO_ADDRESS)
+    return url.rstrip("/")
+
+
+BaseUrl = Annotated[str, AfterValidator(_address)]
 
 
 def _sendable(secret: SecretStr) -> SecretStr:
@@ -148,10 +151,19 @@ def _open_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def check_open_files(error: OSError) -> None:
-    """Tell a failure of this process from one of the endpoint. Raises Overloaded: no connection can be opened
-    here, as too many files are open; another attempt may succeed.
+def check_connection(url: str, error: OSError) -> None:
+    """Tell a failure to connect that is not the endpoint's. Raises Overloaded: too many files are open in
+    this process; another attempt may succeed. EndpointMisconfigured: its certificate is not trusted, or it
+    speaks no TLS.
     """
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+        raise EndpointMisconfigured(
+            f"{url} has a certificate that is not trusted ({why}): call it by the name of its certificate, "
+            "or name the file of its authority in the variable SSL_CERT_FILE"
+        ) from None
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and "WRONG_VERSION" in str(error):
+        raise EndpointMisconfigured(f"{url} does not speak HTTPS: is it http://?") from None
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise Overloaded(
             f"this process may open {_open_files()} files, and all are in use: raise the limit "
@@ -214,7 +226,7 @@ class HttpClient:
                 ) as answer:
                     content = await self._read(url, answer)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            check_open_files(error)
+            check_connection(url, error)
             raise Unavailable(f"no connection to {url}: {error}") from None
         except (asyncio.TimeoutError, TimeoutError):
             raise DeadlineExceeded(f"{url} did not answer in time") from None

@@ -133,9 +133,12 @@ def variables_of(value: Any) -> dict[str, bool]:
 
 
 def has_literal(text: str) -> bool:
-    """Whether ``text`` has no variable at all, or one whose default is written out."""
+    """Whether a secret has no variable at all, or one whose default is written out. ``EMPTY`` is the word for
+    no key, and no secret."""
     variables = [part for part in _parts(text) if isinstance(part, _Variable)]
-    return not variables or any(v.default and has_literal(v.default) for v in variables)
+    if not variables:
+        return text != "EMPTY"
+    return any(v.default and has_literal(v.default) for v in variables)
 
 
 def _parts(text: str) -> Iterator[str | _Variable | None]:

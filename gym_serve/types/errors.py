@@ -364,6 +364,8 @@ def _text(value: Any) -> str | None:
 
 
 def _foreign_message(body: Any) -> str:
+    if isinstance(body, list) and len(body) == 1:  # Gemini's
+        body = body[0]
     if isinstance(body, Mapping):
         inner = body.get("error", body)
         if isinstance(inner, Mapping):

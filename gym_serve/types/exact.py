@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from typing import Any
 
 import orjson
@@ -48,7 +49,8 @@ def lenient_json(data: bytes) -> Any:
 
 
 def foreign_json(data: bytes) -> Any:
-    """`lenient_json` with its texts `mended`: what another program answered."""
+    """`lenient_json` with its texts `mended`: what another program answered, behind a byte order mark too."""
+    data = data.removeprefix(BOM_UTF8)
     try:
         return exact_json(data)
     except ValueError:

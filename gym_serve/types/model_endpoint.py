@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,6 +22,7 @@ from gym_serve.types.requests import JSON
 
 MODEL_FIELD = "_ng_model"  # of a row: where its model answers, ``{base_url, model?, api_key?, headers?}``
 
+NO_ADDRESS = "must be an http(s) URL with a host, and without a user, a query or a fragment"
 _URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
@@ -72,9 +74,8 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
                                  "model, api_key and headers")  # fmt: skip
         url, model, key = str(value.get("base_url")), value.get("model"), value.get("api_key")
         headers = value.get("headers")
-        if not _is_text(url) or not _URL.fullmatch(url):
-            problem = "must be an http(s) URL without a user, a query or a fragment"
-            raise InvalidRequest(f"`{MODEL_FIELD}.base_url` {problem}")
+        if not _is_text(url) or not is_address(url):
+            raise InvalidRequest(f"`{MODEL_FIELD}.base_url` {NO_ADDRESS}")
         if model is not None and not (_is_text(model) and model):
             raise InvalidRequest(f"`{MODEL_FIELD}.model` must be a name, got {type(model).__name__}")
         if key is not None and not (_is_text(key) and _VALUE.fullmatch(key)):
@@ -101,6 +102,17 @@ def public_row(row: JSON) -> JSON:
     except InvalidRequest:
         public = {}
     return {**row, MODEL_FIELD: public}
+
+
+def is_address(url: str) -> bool:
+    """Whether a text is the base of an API's URLs: with a host and a port that may exist; without a query,
+    which would swallow the path, and without credentials, which belong into headers."""
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
+        return bool(_URL.fullmatch(url) and parts.hostname and parts.port != 0)  # a ValueError of any other
+    except ValueError:
+        return False
 
 
 def _is_text(value: Any) -> bool:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.upstream import ChatEndpoint
 from typer.testing import CliRunner
 
 import gym_serve.view
@@ -101,6 +102,15 @@ def test_collect_without_ray(tmp_path: Path) -> None:
     again = runner.invoke(main, ["collect", WEATHER, str(ROWS), "-o", str(out), "--no-ray", "--resume"])
     assert again.exit_code == 0
     assert "9 of 9 rollouts" in again.output
+
+
+def test_collect_with_the_model_of_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no key."""
+    monkeypatch.delenv("POLICY_API_KEY", raising=False)
+    out = str(tmp_path / "out.jsonl")
+    with ChatEndpoint("\\boxed{A}") as endpoint:
+        done = runner.invoke(main, ["collect", "mcqa", "-o", out, "--no-ray", "-m", f"{endpoint.url}#m"])
+    assert (done.exit_code, done.stderr.count("problem")) == (0, 0), done.output
 
 
 def test_one_mean_reward_in_all_tables_and_a_note_on_rows_that_repeat(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Errors, retries and deadlines of the HTTP calls, through `chat_model` and a real server."""
 
 import asyncio
+import ssl
 from functools import partial
 
 import pytest
+import trustme
 from aiohttp import web
 from pydantic import ValidationError
 from support.letters import LettersSglang
@@ -236,6 +238,27 @@ async def test_a_proxy_that_is_not_there_is_told_as_one(proxies, model):
         await model.responses(ASK)
 
 
+async def test_what_is_wrong_with_tls_is_a_setting(backend):
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    runner = web.ServerRunner(web.Server(backend.handle))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    port = runner.addresses[0][1]
+    server = ChatModel(base_url="http://localhost/v1", model="m", max_retries=0)
+    await server.start()
+    for url, told in (
+        (f"https://localhost:{port}/v1", "certificate that is not trusted .*SSL_CERT_FILE"),
+        (backend.url.replace("http", "https"), "does not speak HTTPS"),
+    ):
+        server.reconfigure({"base_url": url})
+        with pytest.raises(EndpointMisconfigured, match=told):
+            await server.responses(ASK)
+    await server.stop()
+    await runner.cleanup()
+
+
 async def test_a_redirect_takes_the_key_nowhere(model, backend):
     backend.replies = [(307, b"", {"Location": "http://169.254.169.254/v1"})]
     with pytest.raises(
@@ -266,7 +289,11 @@ async def test_no_error_shows_secrets_of_headers_or_the_query(backend):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://me:pw@host/v1", "http://host/v1?key=1", "http://host/v1#x", "host/v1", "http:///v1"]
+    "url",
+    [
+        *("http://me:pw@host/v1", "http://host/v1?key=1", "http://host/v1#x", "host/v1", "http:///v1"),
+        *("http://host:99999/v1", "http://host:x/v1", "http://a..b/v1", "http://[::1/v1"),
+    ],
 )
 def test_a_base_url_holds_no_credentials_and_no_query(url):
     with pytest.raises(ValidationError, match="base_url"):

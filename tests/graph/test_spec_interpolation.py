@@ -91,7 +91,7 @@ def test_any_text_is_filled_or_a_problem(text: str) -> None:
     ("text", "literal"),
     [
         *each(True, "sk-1", "", "$${KEY}", "${KEY:-sk-1}", "${KEY:-${OTHER:-sk-1}}"),
-        *each(False, "${KEY}", "Bearer ${KEY}", "${KEY:-}", "${KEY:-${OTHER}}"),
+        *each(False, "${KEY}", "Bearer ${KEY}", "${KEY:-}", "${KEY:-${OTHER}}", "EMPTY", "${KEY:-EMPTY}"),
     ],
 )
 def test_has_literal(text: str, literal: bool) -> None:

@@ -51,7 +51,10 @@ REFUSALS: list[tuple[int, Any, type[GymError]]] = [
     *((status, "", RETRY) for status in (408, 409, 424, 425, 499, 500, 502, 503, 504, 520, 524)),
     *((status, "", WAIT) for status in (420, 429, 498, 529)),
     *((status, "", KEY) for status in (401, 402, 407)),
-    *((status, "<html>nginx</html>", SETTING) for status in (403, 404, 405)),
+    *(
+        (status, "<html>nginx</html>", SETTING)
+        for status in (403, 404, 405, 406, 410, 411, 414, 421, 426, 431)
+    ),
     *((status, "no", ROW) for status in (400, 413, 415, 422, 451)),
     (404, "Path '/v1' not found. Ping http://.../-/routes for available routes.", RETRY),
     (500, said("Incorrect API key", code="invalid_api_key"), RETRY),
@@ -78,6 +81,16 @@ REFUSALS: list[tuple[int, Any, type[GymError]]] = [
     (429, said("You exceeded your current quota, please check your plan", code="insufficient_quota"), KEY),
     (429, said("Your account is suspended", type="exceeded_current_quota_error"), KEY),
     (424, said("https://x: 401", code="endpoint_access_denied"), KEY),
+    (
+        412,
+        said("Account a-1 is suspended, possibly due to a spending limit", code="PRECONDITION_FAILED"),
+        KEY,
+    ),
+    (400, said("You have reached your specified API usage limits.", type="invalid_request_error"), KEY),
+    (403, {"error": "Your team x has either used all available credits or reached its limit."}, KEY),
+    (403, {"message": "The security token included in the request is expired"}, KEY),
+    (400, [said("User location is not supported for the API use.", status="FAILED_PRECONDITION")], KEY),
+    (403, said("Country not supported", code="unsupported_country_region_territory"), KEY),
     # Model and parameters
     (400, said("Model Not Exist", type="invalid_request_error"), SETTING),
     (400, said("foo/bar is not a valid model ID", code=400), SETTING),
@@ -89,6 +102,18 @@ REFUSALS: list[tuple[int, Any, type[GymError]]] = [
     ),
     (404, said("The model `m` does not exist.", code="model_not_found"), SETTING),
     (404, said("No endpoints found for x"), SETTING),
+    (400, said("<html>\r\n<head><title>400 The plain HTTP request was sent to HTTPS port</title>"), SETTING),
+    (400, "Client sent an HTTP request to an HTTPS server.", SETTING),
+    (400, said('"auto" tool choice requires --enable-auto-tool-choice to be set', code=400), SETTING),
+    (400, said("registry.ollama.ai/library/m does not support tools", type="api_error"), SETTING),
+    (400, said("litellm.UnsupportedParamsError: openai does not support parameters: ['seed']"), SETTING),
+    (422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs"}]}, SETTING),
+    (400, {"message": "The provided model identifier is invalid."}, SETTING),
+    (400, {"message": "Invocation of model ID m with on-demand throughput isn't supported."}, SETTING),
+    *(
+        (400, said("x", code=f"model_{what}"), SETTING)
+        for what in ("decommissioned", "terms_required", "not_available")
+    ),
     # Limits and servers
     (429, said("You exceeded your current quota. Please retry in 0.01s.", status="RESOURCE_EXHAUSTED"), WAIT),
     (403, said("Rate limit exceeded: requests per day"), WAIT),
@@ -246,6 +271,15 @@ def _answers() -> list[Quirk]:
         ("content as parts", whole({"content": [{"type": "text", "text": "Hello"}]}), "answer", {}),
         ("no finish reason", whole(finish=None), "answer", {}),
         ("an empty content", whole({"role": "assistant", "content": ""}), "answer", {}),
+        ("a byte order mark", b"\xef\xbb\xbf" + plain, "answer", {}),
+        *(
+            (f"finish reason {finish}", whole(finish=finish), outcome, {})
+            for finish, outcome in (
+                ("eos_token", "answer"),
+                ("insufficient_system_resource", "unavailable"),
+                ("network_error", "unavailable"),
+            )
+        ),
         ("no choices", {**HEAD, "choices": []}, "unavailable", {}),
         ("null", b"null", "unavailable", {}),
         ("nothing", b"", "unavailable", {}),
@@ -270,6 +304,19 @@ QUIRKS = [
     _inside("502", "unavailable", code=502),
     _inside("400", "bad_request", code=400),
     _inside("no code", "unavailable"),
+    *(
+        Quirk(
+            f"200 with MiniMax's error: {text}",
+            {"base_resp": {"status_code": 1, "status_msg": text}},
+            outcome,
+        )
+        for text, outcome in (
+            ("login fail: no key", "endpoint_access_denied"),
+            ("rate limit exceeded(RPM)", "overloaded"),
+            ("invalid params, context window exceeds limit", "empty answer"),
+        )
+    ),
+    Quirk("400, with what the model wrote", said("x", failed_generation="Hello"), "answer", 400),
     *_answers(),
     *_streams(),
 ]

@@ -111,7 +111,11 @@ def test_a_refusal():
 
 
 @pytest.mark.parametrize(
-    ("finish_reason", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
+    ("finish_reason", "reason"),
+    [
+        *((cut, "max_output_tokens") for cut in ("length", "MAX_TOKENS", "model_length")),
+        *((cut, "content_filter") for cut in ("content_filter", "content_filter: SAFETY", "sensitive")),
+    ],
 )
 def test_incomplete(finish_reason, reason):
     result = response({"content": "cut"}, finish_reason=finish_reason)

@@ -30,7 +30,7 @@ from gym_serve.types.protocols.messages import (
     message_to_params,
     response_to_message,
 )
-from gym_serve.types.protocols.refusals import refusal, says_full, wait_of
+from gym_serve.types.protocols.refusals import generation_in, refusal, says_full, wait_of
 from gym_serve.types.protocols.requests import (
     ReasoningForm,
     apply_sampling,
@@ -79,6 +79,7 @@ __all__ = [
     "error_message",
     "event_object",
     "final_event",
+    "generation_in",
     "inline_audio",
     "input_form",
     "is_answer",

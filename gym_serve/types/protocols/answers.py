@@ -77,8 +77,23 @@ def check_response(response: Any, who: str = "the model") -> JSON:
 
 
 def _check_ended(choice: JSON) -> None:
-    if choice.get("finish_reason") in ("abort", "error"):
+    if _reason(choice) in _GIVEN_UP:
         raise Unavailable(f"the backend gave the generation up (finish_reason {choice['finish_reason']!r})")
+
+
+# Why a generation ended, as all backends say it, and Cohere (error_*), DeepSeek, Mistral (model_*) and Zhipu.
+# The rest are ends of a whole answer.
+_GIVEN_UP = frozenset({"abort", "error", "network_error", "insufficient_system_resource"})
+_INCOMPLETE = {
+    **dict.fromkeys(("length", "max_tokens", "model_length", "error_limit"), "max_output_tokens"),
+    "model_context_window_exceeded": "max_output_tokens",
+    **dict.fromkeys(("content_filter", "sensitive", "error_toxic"), "content_filter"),
+}
+
+
+def _reason(choice: JSON) -> str:
+    """Why a choice ended, without what Gemini adds: ``content_filter: PROHIBITED_CONTENT``."""
+    return str(choice.get("finish_reason")).partition(":")[0].lower()
 
 
 class _Part(msgspec.Struct):
@@ -219,8 +234,6 @@ _ECHOED = (
     "user",
 )
 
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-
 
 def chat_to_response(
     completion: Mapping[str, Any], params: Mapping[str, Any], *, parse_think: bool, token_ids: bool = True
@@ -245,7 +258,7 @@ def chat_to_response(
     response = _response(
         params,
         output,
-        reason=_INCOMPLETE.get(str(choice.get("finish_reason"))),
+        reason=_INCOMPLETE.get(_reason(choice)),
         model=params.get("model") or completion.get("model"),
         created_at=time.time() if created is None else created,
         usage=responses_usage(completion.get("usage")),

@@ -140,22 +140,32 @@ _TABLE = (
         "authentication_error|unauthenticated|permission_denied|permission_error|accessdenied.*|"
         "incorrect_api_key_error|account_deactivated|billing_not_active|billing_hard_limit_reached|"
         "billing_error|arrearage|exceeded_current_quota_error|insufficient_balance|insufficient_credits|"
-        "consumer_suspended|consumer_invalid|budget_exceeded|organization_.*|endpoint_access_denied|unauthorized",
+        "consumer_suspended|consumer_invalid|budget_exceeded|organization_.*|endpoint_access_denied|unauthorized|"
+        "unsupported_country_region_territory",
         r"(your )?credit balance is too low|insufficient (balance|credits?|quota|funds)|"
         r"forbidden: .{0,40}key|(api key not valid|(incorrect|invalid|missing|expired) api[ -]?key)|"
         r"api key expired|no auth credentials|"
-        r"your account (is|has been)|"
+        r"your account (is|has been)|account [\w-]{1,60} is suspended|"
+        r"you have reached your specified api usage limits|your team .{0,60} has either used all|"
+        r"the security token included in the request is|login fail\b|user location is not supported|"
         r"no cookie auth|user not found|(please )?(pass a valid|provide an?) api key",
-        "OpenAI, Anthropic, Gemini, DashScope, Moonshot, DeepSeek, xAI, Azure, OpenRouter, LiteLLM",
+        "OpenAI, Anthropic, Gemini, DashScope, Moonshot, DeepSeek, xAI, Azure, OpenRouter, LiteLLM, "
+        "Fireworks, Bedrock, MiniMax",
     ),
     _Row(
         Meaning.SETTING,
         "model_not_found|modelnotfound|model_not_supported|invalid_model|deploymentnotfound|"
+        "model_(not_available|decommissioned|deprecated|terms_required)|extra_forbidden|"
         "unsupported_parameter|unsupported_value|unsupported_api_version|endpoint_misconfigured",
         r"model not exist|model .{0,80}(not found|does not exist|is not available|is not supported)|"
         r"[\w./:-]{1,80} is not a valid model|invalid model (name|id)|unsupported (parameter|value):|"
-        r"the model .{0,80}(does not exist|not found)|not found the model|no endpoints found|unknown model",
-        "OpenAI (o-series: max_tokens), DeepSeek, OpenRouter, Moonshot, LiteLLM, Azure",
+        r"the model .{0,80}(does not exist|not found)|not found the model|no endpoints found|unknown model|"
+        r"[\w./:-]{1,80} does not support (parameters|tools|thinking|chat|generate)\b|"
+        r'"auto" tool choice requires --|the provided model identifier is invalid|invocation of model id |'
+        r"(<html>\s*<head>\s*<title>)?(400 )?the plain http request was sent to https port|"
+        r"client sent an http request to an https server|unexpected endpoint or method",
+        "OpenAI (o-series: max_tokens), DeepSeek, OpenRouter, Moonshot, LiteLLM, Azure, Groq, Together, "
+        "Mistral, Ollama, vLLM, Bedrock, nginx, Go's and LM Studio's servers",
     ),
     _Row(
         Meaning.WAIT,
@@ -183,7 +193,8 @@ _ROWS = [(row.meaning, re.compile(row.codes), re.compile(row.words, re.DOTALL)) 
 
 _STATUSES = {
     **dict.fromkeys((401, 402, 407), Meaning.KEY),
-    **dict.fromkeys((403, 404, 405), Meaning.SETTING),  # a bare 403 may be about a prompt
+    # Of the address and the headers, which all calls have alike; but a bare 403 may be about a prompt.
+    **dict.fromkeys((403, 404, 405, 406, 410, 411, 414, 421, 426, 431), Meaning.SETTING),
     **dict.fromkeys((408, 409, 424, 425, 499), Meaning.RETRY),  # of proxies and of engines; 424: TGI broke
     **dict.fromkeys((420, 429, 498, 529), Meaning.WAIT),  # 498: Groq, 529: Anthropic have no capacity
 }
@@ -271,6 +282,9 @@ def _error_in(answer: Mapping[str, Any]) -> Any:
         return error
     if answer.get("type") == "error" or answer.get("object") == "error" or _is_bare(answer):
         return dict(answer)
+    base = answer.get("base_resp")  # MiniMax's
+    if isinstance(base, dict) and base.get("status_code"):
+        return {"message": base.get("status_msg")}
     response = answer.get("response")
     if answer.get("type") == "response.failed":
         error = response.get("error") if isinstance(response, dict) else None
@@ -284,6 +298,15 @@ def _is_bare(answer: Mapping[str, Any]) -> bool:
     """Whether what is no answer is an error without its own key: ``{"code": 429, "msg": "busy"}``."""
     words = answer.get("message", answer.get("msg"))
     return isinstance(words, str) and "choices" not in answer and any(key in answer for key in _STATUS_KEYS)
+
+
+def generation_in(said: Any) -> str | None:
+    """What a model wrote that its endpoint refuses to pass on, as it is no call or no JSON (Groq's
+    ``failed_generation``); None for anything else that was said, as an object or as text."""
+    body = _read(said) if isinstance(said, str) and '"failed_generation"' in said else said
+    error = body.get("error") if isinstance(body, Mapping) else None
+    text = error.get("failed_generation") if isinstance(error, Mapping) else None
+    return text if isinstance(text, str) else None
 
 
 def _is_overflow(body: Any) -> bool:
