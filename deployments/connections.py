@@ -55,18 +55,18 @@ def traced(headers: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
 
 
 class Answer(NamedTuple):
-    """An answer: ``said`` is the decoded body, None if the prompt does not fit the model's context;
+    """An answer: ``body`` is the decoded one, None if the prompt does not fit the model's context;
     ``problem`` says why the body is none, which is no reason to ask again at once.
     """
 
-    said: Any
+    body: Any
     problem: Unavailable | None = None
 
     def decoded(self) -> Any:
-        """What was said. Raises Unavailable: it is no JSON, or null."""
+        """The body. Raises Unavailable: it is no JSON, or null."""
         if self.problem is not None:
             raise self.problem
-        return self.said
+        return self.body
 
 
 class Response(NamedTuple):
@@ -247,7 +247,7 @@ class Connections:
         raise refused
 
     def _is_refused(self, url: str, body: Any, endpoint: Endpoint) -> bool:
-        """Whether what was said with status 200 is that the prompt does not fit."""
+        """Whether a body with status 200 says that the prompt does not fit."""
         full = says_full(url, body, self._secrets_of(endpoint))
         endpoint.answered |= not full
         return full

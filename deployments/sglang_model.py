@@ -173,7 +173,7 @@ def _as_text(schema: Any) -> str:
 
 
 def _request(tokens: list[int], params: JSON, generated: int, pictures: Sequence[str]) -> JSON:
-    """The body for a prompt, of which the last ``made`` tokens were generated before an abort."""
+    """The body for a prompt, of which the last ``generated`` tokens were generated before an abort."""
     left = {
         name: max(least, params[name] - generated)
         for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0))

@@ -128,7 +128,7 @@ def entries(tokenizer: Any, tokens: list[int], log_probs: list[float]) -> list[J
 def completion(
     head: JSON, prompt: list[int], content: tuple[str, list[JSON]], finish: str, scores: JSON
 ) -> JSON:
-    """A chat completion of one choice: ``said`` is a text and calls; ``scores`` are fields of the choice,
+    """A chat completion of one choice: ``content`` is a text and calls; ``scores`` are fields of the choice,
     ``token_ids`` among them.
     """
     text, calls = content

@@ -1,8 +1,7 @@
 """The pages of a graph: its root, its API documentation, sign-in, and those that packages add.
 
-Names come from the graph file, and types may be import paths: everything is escaped, and the content security
-policy allows the one style sheet, and a script of the graph's own where a page has one. So a page shows text
-also where an escape is forgotten.
+Names come from the graph file, and types may be import paths: the templates escape everything, and the
+content security policy allows the one style sheet, and a script of the graph's own where a page has one.
 
 The API documentation has every route with its schema, a command, and a form to try it. It loads nothing
 from the network, which clusters often lack, and can be read without its script (``docs_page.js``), which
@@ -22,10 +21,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import html
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,6 +33,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 import orjson
+from jinja2 import Environment, FileSystemLoader, Template
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -45,26 +44,9 @@ from gym_serve.graph.spec import Node
 from gym_serve.observe.logs import fault
 from gym_serve.types.errors import GymError, Overloaded, Unauthorized
 
-STYLE = (
-    ":root{color-scheme:light dark;background:Canvas;color:CanvasText}"
-    "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "pre,code,textarea,input{font:14px/1.45 ui-monospace,monospace;overflow-wrap:anywhere}"
-    "pre{white-space:pre-wrap;margin:.5rem 0}td,th{text-align:left;vertical-align:top;padding:0 1rem 0 0}"
-    "summary{cursor:pointer;padding:.2rem 0}.route{border-top:1px solid #8886}"
-    ".route[open]{padding-bottom:1rem}details details,form,.answer{margin-left:1rem}.command,.answer pre{"
-    "padding:.5rem;border:1px solid #8886}textarea,label input:not([type=checkbox]){display:block;width:100%;"
-    "box-sizing:border-box;margin-bottom:.5rem}button{font:inherit;margin:.5rem .5rem .5rem 0}"
-    "@media(max-width:40rem){table,tbody,tr,td{display:block}th{display:none}tr{padding:.4rem 0}}"
-)
-"""The style sheet of every page."""
-
-HEAD = (
-    '<meta charset=utf-8><meta name=viewport content="width=device-width, initial-scale=1">'
-    f"<style>{STYLE}</style>"
-)
-"""How the head of every page begins."""
-
-_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+_TEMPLATES = Path(__file__).with_name("templates")
+_STYLE = (_TEMPLATES / "style.css").read_text("utf-8")
+_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _HEADERS = {
     "content-security-policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
@@ -89,7 +71,7 @@ _ENDPOINTS = ("agent", "model")
 
 
 def response(content: str, status: int = 200, *, posts: bool = False, script: bool = False) -> HTMLResponse:
-    """The response that carries a page, whose style is `STYLE`. ``posts``: whether it has a form, which is
+    """The response that carries a page. ``posts``: whether it has a form, which is
     posted to the graph; ``script``: whether it has a script, which comes from the graph and asks the graph
     alone."""
     headers = dict(_HEADERS)
@@ -102,36 +84,26 @@ def response(content: str, status: int = 200, *, posts: bool = False, script: bo
     return HTMLResponse(content, status, headers)
 
 
+@lru_cache
+def _template(name: str) -> Template:
+    environment = Environment(autoescape=True, loader=FileSystemLoader(_TEMPLATES), trim_blocks=True)
+    return environment.get_template(name, globals={"style": _STYLE})
+
+
 def home(
     prefix: str, nodes: Mapping[str, Node], default_agent: str | None, sites: Collection[str] = ()
 ) -> str:
     """The page at the root of a graph: what runs, and where to go on."""
-    links = "".join(
-        f'<li><a href="{_path(prefix, name)}">/{name}</a>: {what}</li>'
-        for name, what in _LINKS.items()
-        if name != "ui" or name in sites
-    )
     order = list(KINDS)
-    rows = sorted(nodes.values(), key=lambda node: order.index(node.kind))
-    servers = "".join(_row(prefix, node, is_default=node.name == default_agent) for node in rows)
-    title = html.escape(prefix.strip("/") or "gym_serve")
-    return (
-        f"<!doctype html><html lang=en>{HEAD}<title>{title}</title>"
-        f"<main><h1>{title}</h1><p>A graph of gym_serve.</p><ul>{links}</ul>"
-        "<table><tr><th>server<th>kind<th>type<th>base URL for OpenAI's clients</tr>"
-        f"{servers}</table></main></html>"
+    return _template("home.html").render(
+        title=prefix.strip("/") or "gym_serve",
+        links=[(name, what) for name, what in _LINKS.items() if name != "ui" or name in sites],
+        path=lambda name: f"{quote(prefix)}/{quote(name, safe='')}",
+        nodes=sorted(nodes.values(), key=lambda node: order.index(node.kind)),
+        kinds=KINDS,
+        endpoints=_ENDPOINTS,
+        default_agent=default_agent,
     )
-
-
-def _row(prefix: str, node: Node, *, is_default: bool) -> str:
-    kind = f"default {KINDS[node.kind]}" if is_default else KINDS[node.kind]
-    endpoint = f"<code>{_path(prefix, node.name)}/v1</code>" if node.kind in _ENDPOINTS else ""
-    name, type_ = html.escape(node.name), html.escape(str(node.type))
-    return f"<tr><td><code>{name}</code><td>{kind}<td><code>{type_}</code><td>{endpoint}</tr>"
-
-
-def _path(prefix: str, name: str) -> str:
-    return html.escape(f"{quote(prefix)}/{quote(name, safe='')}")
 
 
 SCRIPT = "docs.js"
@@ -149,46 +121,25 @@ def script() -> bytes:
 
 def reference(document: Mapping[str, Any]) -> str:
     """The HTML of an OpenAPI document (`gym_serve.gateway.api_docs.openapi`)."""
-    secured = "security" in document
-    routes: dict[str, list[str]] = {}
+    routes: dict[str, list[dict[str, str]]] = defaultdict(list)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            shown = _route(document, method, path, operation)
-            routes.setdefault("".join(operation.get("tags", ())), []).append(shown)
-    shared = html.escape(_json(document["components"]["schemas"]))
-    sections = [("", "The graph", "")]
-    sections += [(tag["name"], tag["name"], tag["description"]) for tag in document["tags"]]
-    parts = "".join(
-        f'<h2 id="{html.escape(id)}">{html.escape(title)}</h2><p>{html.escape(description)}</p>'
-        + "".join(routes.get(id, ()))
-        for id, title, description in sections
-    )
-    servers = "".join(
-        f"<li><a href='#{html.escape(tag['name'])}'>{html.escape(tag['name'])}</a>: "
-        f"{html.escape(tag['description'])}</li>"
-        for tag in document["tags"]
-    )
+            routes["".join(operation.get("tags", ()))].append(_route(document, method, path, operation))
     url = str(document["servers"][0]["url"])
-    prefix, root = html.escape(url), html.escape(url.rstrip("/"))
-    token = (
-        "<p id=token>The graph has a token: <code>GYM_TOKEN</code> in the commands. "
-        "The forms send the pass that you got for it when you signed in.</p>"
-        if secured
-        else ""
-    )
-    return (
-        f"<!doctype html><html lang=en>{HEAD}<title>Routes of {prefix}</title>"
-        f'<script src="{root}/{SCRIPT}" defer></script>'
-        f'<main data-root="{root}"><h1>Routes of {prefix}</h1>'
-        "<p>Each route has a form and a command to try it, with an example. <code>URL</code> is the address "
-        f"of this page without <code>/docs</code>. As <a href='{root}/openapi.json'>OpenAPI</a>.</p>{token}"
-        f"<ul>{servers}</ul>{parts}"
-        f"<h2>Schemas</h2><details><summary>What several routes share</summary><pre>{shared}</pre></details>"
-        "</main></html>"
+    return _template("reference.html").render(
+        url=url,
+        root=url.rstrip("/"),
+        script=SCRIPT,
+        secured="security" in document,
+        tags=document["tags"],
+        routes=routes,
+        schemas=_json(document["components"]["schemas"]),
     )
 
 
-def _route(document: Mapping[str, Any], method: str, path: str, operation: Mapping[str, Any]) -> str:
+def _route(
+    document: Mapping[str, Any], method: str, path: str, operation: Mapping[str, Any]
+) -> dict[str, str]:
     example = _body(method, operation, document["components"]["schemas"])
     form = {
         "method": method.upper(),
@@ -197,15 +148,14 @@ def _route(document: Mapping[str, Any], method: str, path: str, operation: Mappi
         "body": None if example is None else _json(example),
         "streams": _EVENTS in operation["responses"]["200"].get("content", {}),
     }
-    command = _command(method, path, example, secured="security" in document)
-    return (
-        f'<details class=route data-form="{html.escape(orjson.dumps(form).decode())}">'
-        f"<summary><b>{method.upper()}</b> <code>{html.escape(path)}</code> "
-        f"{html.escape(str(operation['summary']))}</summary>"
-        f"<pre class=command>{html.escape(command)}</pre>"
-        f"<details><summary>Schema</summary><pre>{html.escape(_json(_schemas(operation)))}</pre></details>"
-        "</details>"
-    )
+    return {
+        "method": method.upper(),
+        "path": path,
+        "summary": str(operation["summary"]),
+        "form": orjson.dumps(form).decode(),
+        "command": _command(method, path, example, secured="security" in document),
+        "schemas": _json(_schemas(operation)),
+    }
 
 
 def _fields(operation: Mapping[str, Any], known: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -293,19 +243,13 @@ def wants_form(request: Request) -> bool:
 
 def sign_in_form(root: str, page: str, error: GymError | None = None) -> HTMLResponse:
     """The page that asks for the token."""
-    title = html.escape(root.strip("/") or "gym_serve")
-    page = page if _PAGE.fullmatch(page) else ""
-    message = "" if error is None else f"<p role=alert>{html.escape(error.message)}.</p>"
-    return response(
-        f"<!doctype html><html lang=en>{HEAD}<title>Sign in to {title}</title>"
-        f"<main><h1>Sign in to {title}</h1>{message}"
-        f'<form method=post action="{html.escape(quote(root))}/{SIGN_IN}">'
-        f"<input type=hidden name=next value='{html.escape(page)}'>"
-        "<p><label>The graph's token (its auth_token)<br><input type=password name=token required autofocus "
-        "autocomplete=current-password></label> <button>Sign in</button></p></form></main></html>",
-        Unauthorized.status,
-        posts=True,
+    content = _template("sign_in.html").render(
+        title=root.strip("/") or "gym_serve",
+        action=f"{quote(root)}/{SIGN_IN}",
+        page=page if _PAGE.fullmatch(page) else "",
+        message="" if error is None else error.message,
     )
+    return response(content, Unauthorized.status, posts=True)
 
 
 async def answer_sign_in(request: Request, root: str, access: Access) -> Response:

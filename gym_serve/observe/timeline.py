@@ -100,7 +100,7 @@ class Recorder:
         server: str,
         answer: Any,
         *,
-        asked: Any = None,
+        request: Any = None,
         status: int = 200,
         tokens: tuple[int, int, int] | None = None,
         notes: Mapping[str, Any] | None = None,
@@ -116,7 +116,7 @@ class Recorder:
             if version is not None:
                 few["version"] = str(version)[:_LONGEST]
         if stage != "model" or status != 200 or self._texts:
-            few |= self._of_few(stage, status, asked, answer)
+            few |= self._of_few(stage, status, request, answer)
         place, queued = server, 0
         for key, value in notes.items() if notes else ():
             if key == REPLICA:

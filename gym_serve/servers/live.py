@@ -46,11 +46,11 @@ def was_stopped() -> bool:
 class LiveEpisode(interruptible):
     """An episode that runs: the ``with`` block of `AgentServer` around it."""
 
-    __slots__ = ("_entered", "asked", "began", "episode", "number", "stopped")
+    __slots__ = ("_entered", "began", "episode", "number", "request", "stopped")
 
-    def __init__(self, number: int, asked: Any) -> None:
+    def __init__(self, number: int, request: Any) -> None:
         self.number = number
-        self.asked = asked
+        self.request = request
         self.began = time.monotonic()
         self.episode: Episode | None = None
         self.stopped: str | None = None  # the stage in which it was stopped; None if nobody has
@@ -116,7 +116,7 @@ class LiveEpisode(interruptible):
     def _row(self) -> JSON:
         if self.episode is not None:
             return public_row(self.episode.row)
-        return public_row(self.asked) if isinstance(self.asked, dict) else {}
+        return public_row(self.request) if isinstance(self.request, dict) else {}
 
     def _stages(self) -> list[tuple[str, float, tuple[Any, ...]]]:
         """The stages that run now, the oldest first; ``agent`` where it is in none."""
@@ -161,9 +161,9 @@ class LiveEpisodes:
     def __len__(self) -> int:
         return len(self._running)
 
-    def begin(self, asked: Any) -> LiveEpisode:
+    def begin(self, request: Any) -> LiveEpisode:
         number = next(_numbers)
-        live = self._running[number] = LiveEpisode(number, asked)
+        live = self._running[number] = LiveEpisode(number, request)
         return live
 
     def end(self, live: LiveEpisode, reply: Reply | None = None) -> None:

@@ -159,22 +159,22 @@ class metering:
 
 
 def record_answer(
-    server: str, asked: Any, answer: Any, begun: float, notes: Mapping[str, Any] | None
+    server: str, request: Any, answer: Any, begun: float, notes: Mapping[str, Any] | None
 ) -> None:
     """Count a model call in the current meter, if there is one."""
     if (current := _METER.get()) is not None:
         meter, stage = current
         tokens = meter.record(stage, server, answer.get("usage") if isinstance(answer, dict) else None)
         if (recorder := meter.recorder) is not None:
-            recorder.add_model_call(stage, begun, server, answer, asked=asked, tokens=tokens, notes=notes)
+            recorder.add_model_call(stage, begun, server, answer, request=request, tokens=tokens, notes=notes)
 
 
 def record_failure(
-    server: str, asked: Any, status: int, begun: float, notes: Mapping[str, Any] | None
+    server: str, request: Any, status: int, begun: float, notes: Mapping[str, Any] | None
 ) -> None:
     """Record a model call that failed with ``status``; it is not counted, as nobody knows its usage."""
     if (current := _METER.get()) is not None and (recorder := current[0].recorder) is not None:
-        recorder.add_model_call(current[1], begun, server, None, asked=asked, status=status, notes=notes)
+        recorder.add_model_call(current[1], begun, server, None, request=request, status=status, notes=notes)
 
 
 def merge_usage(usage: Any) -> None:

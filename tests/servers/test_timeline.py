@@ -233,7 +233,7 @@ def test_no_foreign_timeline_breaks_a_reader(given_: dict[str, Any]) -> None:
 @pytest.mark.parametrize("answer", [None, 5, {}, {"output": [None]}, {"output": 5}, {"choices": [None]}])
 def test_no_answer_of_a_model_breaks_a_recorder(answer: Any) -> None:
     recorder = Recorder(texts=True)
-    recorder.add_model_call("verify", 0.0, "policy", answer, asked=answer)
+    recorder.add_model_call("verify", 0.0, "policy", answer, request=answer)
     assert recorder.steps[0][0] == "model"
 
 
@@ -249,6 +249,6 @@ def test_no_answer_of_a_model_breaks_a_recorder(answer: Any) -> None:
 )
 def test_what_a_judge_was_asked_is_kept_as_text(asked: Any, prompt: str) -> None:
     recorder = Recorder(texts=True)
-    recorder.add_model_call("verify", 0.0, "judge", {"data": [{"score": 0.5}]}, asked=asked)
+    recorder.add_model_call("verify", 0.0, "judge", {"data": [{"score": 0.5}]}, request=asked)
     more = recorder.steps[0][-1]
     assert (more["prompt"], more["answer"]) == (prompt, '{"data":[{"score":0.5}]}')

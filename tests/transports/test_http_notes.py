@@ -197,7 +197,7 @@ def test_too_many_texts_are_left_out() -> None:
     recorder = Recorder(texts=True)
     for _ in range(50):
         asked = {"messages": [{"role": "user", "content": "x" * 200_000}]}
-        recorder.add_model_call("verify", 0.0, "judge", {"choices": []}, asked=asked)
+        recorder.add_model_call("verify", 0.0, "judge", {"choices": []}, request=asked)
     content, headers = with_notes(Reply(200, b"{}", notes={"model_calls": recorder.take()}))
     body, believed = split_notes(content, headers[NOTES_HEADER], 1e9)
     assert body == b"{}"
