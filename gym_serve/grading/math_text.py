@@ -580,7 +580,7 @@ def _in_usual_form(text: str) -> str:
     """
     text = _CASES.sub(lambda m: ", ".join(filter(str.strip, re.split(r"\\\\", m[2]))), text)
     if not re.search(r"\\(?:begin|substack)", text):
-        text = re.sub(r"\\\\\s*(?=\S)", ", ", text)
+        text = re.sub(r"\\\\(?:\s{1,9}(?=\S)|(?=[\d(-]))", ", ", text)
     text = re.sub(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])", ",", text)
     if "," in text and (
         angles := _ANGLES.sub(lambda m: "(" if m[0] in ("<", r"\langle") else ")", text)
