@@ -46,20 +46,24 @@ _NO_PRONOUN = re.compile(r"\s*(?:$|[^\sA-Za-z'’]|(?:because|since|as|is|and|or
 """What follows a letter I or A that is an option, and no pronoun or article."""
 _DENIED = re.compile(
     r"(?i:\b(?:neither|nor|except|(?:any|every)thing but|all but|than|instead of|over|rul(?:ed?|es|ing) out"
-    r"|(?:exclud|eliminat|reject|discard)[a-z]{0,3})\s+"
+    r"|(?:exclud|eliminat|reject|discard)[a-z]{0,3}|(?:opposite|reverse) of|against|no to)\s+"
     r"|(?:\b(?:not|cannot|never)|n['’]t)\s+(?:(?!(?:and|but|or|so|because|since|whereas|while|then|thus"
     r"|therefore|only|just|sure|certain|doubt)\b)[\w'’]{2,20}\s+){0,6}?"  # "not", and up to six words
     r"|(?:\\neq?|≠|!=)\s*|[~¬!](?=[(*A-Z]))(?:(?:the|an?|option|answer|choice)\s+){0,3}"
-    r"[(*]{0,3}[A-Z](?![A-Za-z])(?:[)*]{0,3},?\s+n?or\s+[(*]{0,3}[A-Z](?![A-Za-z])){0,9}"
+    r"[(*]{0,3}[A-Z](?![A-Za-z])(?:[)*]{0,3},?\s+(?:and|n?or)\s+[(*]{0,3}[A-Z](?![A-Za-z])){0,9}"
     r"|(?<![A-Za-z'’])[A-Z][)*]{0,3}\s?\?\s*(?i:no|nope)\b"
 )
 _WRONG = re.compile(
     r"(?<![A-Za-z'’])[(*]{0,3}(?:[A-Z][)*]{0,3}\s+(?:is|was|seems)|[A-Z](?:[)*]{0,3}(?:,|,?\s+(?:and|or))\s+[(*]{0,3}[A-Z]){1,9}"
     r"[)*]{0,3}\s+are)(?:\s+(?:not|wrong|false|incorrect|excluded|tempting)|n['’]t)\b(?:\s+(?:right|correct|true|it))?"
+    r"|(?<![A-Za-z'’])[(*]{0,3}[A-Z][)*]{0,3}\s+(?:(?:can|could|may|might|must|should|has to)"
+    r"\s+be\s+(?:ruled out|wrong|false|incorrect|excluded"
+    r"|eliminated|rejected)|(?:does|do|did|can|could|would|will)(?:n['’]t|\s+not|not)|fails?"
+    r"|(?:is|was)\s+(?:my|the|a)\s[\w\s]{1,30}\sbut\s(?:it\s)?(?:is\s|was\s)?(?:wrong|false|incorrect|not))\b"
 )
 _BESIDE = re.compile(
     r"(?:[^\w\s][\s(*]*|\b(?:or|and|be|then|though|although|while|maybe|possibly|perhaps|also|either|well as"
-    r"|likely|option|choice|letter|answer|but|if|with|plus|otherwise|alternatively)[\s(*]+)\Z",
+    r"|likely|option|choice|letter|answer|but|if|unless|with|plus|otherwise|alternatively)[\s(*]+)\Z",
     re.IGNORECASE,
 )  # what stands before a further option, and not before one that a remark mentions: "unlike D", "over D"
 _REMARK = re.compile(
@@ -129,9 +133,12 @@ def latin_letters(text: str) -> str:
 
 _SPELLING = re.compile(r"\\(?=[%$])|(?<=\d)\{?,\}?(?=\d{3}(?!\d))")
 """What does not change a number: ``10\\%``, ``1,000``."""
+_FRACTION = re.compile(r"\\[dtc]?frac\s?(?:(\d)\s?(\d))?")
 
 
 def _fold(text: str) -> str:
+    if "\\" in text or "$" in text:
+        text = _FRACTION.sub(lambda m: rf"\frac{{{m[1]}}}{{{m[2]}}}" if m[1] else r"\frac", bare_answer(text))
     return " ".join(_SPELLING.sub("", text.lower()).split())
 
 
@@ -139,18 +146,27 @@ def _boxed_letter(text: str, choices: Choices) -> str | None:
     letters = {letter for letter, _ in choices}
     content = _IN_FRONT.sub("", _without_fonts(bare_answer(latin_letters(last_box(text) or "")))).strip()
     for letter, option in choices:
-        if content.startswith(letter) and _fold(content[1:]) == f"({_fold(option)})":
+        label = re.match(rf"\(?{letter}(?:\s?[\])):.,\-–—=]{{1,2}}\s?|\s(?=\())", content)
+        if label and _fold(content[label.end() :]) in (_fold(option), f"({_fold(option)})"):
             return letter
     match = _LONE_LETTER.fullmatch(content) or _LABEL.match(content)
     if match is None or match[1] not in letters or _labels_another(content, match, letters):
         return None
-    return match[1]
+    return None if _DENIED_IN_BOX.search(content) else match[1]
 
 
 def _labels_another(content: str, label: re.Match[str], letters: set[str]) -> bool:
     """Whether other options are named behind a label: "C-D", "C) Mars or D) Neptune"."""
     others = _OTHER_LABEL.finditer(content, label.end() - 1)
     return any((match[1] or match[2] or match[3]) in letters - {label[1]} for match in others)
+
+
+_DENIED_IN_BOX = re.compile(
+    r"^[¬!-]\(?[A-Z]|^\(?[A-Z]\)?['′]"
+    r"|^\W*[A-Z]\W+(?:is\s|was\s)?(?:not|no|wrong|false|incorrect|excluded|ruled out)\b",
+    re.IGNORECASE,
+)
+"""The complement of an option, or what is said against it: "¬B", "B'", "B - wrong"."""
 
 
 def _without_fonts(content: str) -> str:

@@ -25,6 +25,7 @@ from gym_serve.grading.answers import (
     undecorated,
     visible,
 )
+from gym_serve.grading.math_pairs import pairs_of
 
 MAX_ANSWER = 10_000  # characters of an answer that are read; a longer one is equal to nothing
 
@@ -252,6 +253,8 @@ _FORMULA_AND_UNIT = re.compile(r"\$(\S|\S[^$]*\S)\$(\s+[A-Za-z][A-Za-z /^0-9]*\.
 _SPACES = re.compile(r"(?<!\\)\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _LONG_EXPONENT = re.compile(r"\^\s?(-\d+|\d{2,})")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d{1,400}(?:\.\d{0,400})?)[eE]([+-]?\d{1,3})(?![\w.]*\w)")
+_FUNCTIONS = "a?(?:sin|cos|tan)h?|arc(?:sin|cos|tan)|cot|csc|ln|log|exp"
+_UNIT_TEXT = r"\\(?:text|mathrm)\s?\{\s?([A-Za-z]{1,9})\s?\}\s?"
 _SYNONYMS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\varnothing(?![A-Za-z])": r"\\emptyset ",
     r"\\([lr])brace(?![A-Za-z])": lambda m: r"\{" if m[1] == "l" else r"\}",
@@ -265,6 +268,21 @@ _SYNONYMS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
     r"(?<=\d)\s(thousand|million|billion|trillion)(?![A-Za-z])": lambda m: _NAMED[m[1]],
     r"(?<![\w.\\}])\.(?=\d)": "0.",
+    r"\\log_\s?\{?e\}?(?![A-Za-z])": r"\\ln ",
+    r"\\lg(?![A-Za-z])": r"\\log_{10}",
+    rf"(?<![A-Za-z\\{{])({_FUNCTIONS})(?=\s?[({{\d\\]|\s[A-Za-z])": r"\\\1 ",
+    r"(?<![A-Za-z\\])[Ii]nfinity(?![A-Za-z])": r"\\infty ",
+    r"(?:US|USD)\s?(?=\\?\$)|^(?:USD|US\\?\$)\s(?=\d)": "",
+    r"¢": r"\\text{ cents}",
+    r"(?<!\\)%|(?<=\d)\s?(?:percent|per cent|pct)(?![A-Za-z])": r"\\%",
+    r"\\\\\[\d{1,3}(?:pt|ex|em|mm)\]": r"\\\\",
+    r"\\([dt]?frac)\s?(\d)\s?(\d)": r"\\\1{\2}{\3}",
+    rf"{_UNIT_TEXT}/\s?{_UNIT_TEXT}": r"\\text{\1/\2}",
+    rf"{_UNIT_TEXT}\\cdot(?![A-Za-z])\s?{_UNIT_TEXT}": r"\\text{\1 \2}",
+    rf"\\[dt]?frac\s?\{{\s?{_UNIT_TEXT}\}}\s?\{{\s?{_UNIT_TEXT}((?:\^\d)?)\s?\}}": r"\\text{\1/\2}\3",
+    r"\\ce\s?\{([^{}]{1,80})\}": lambda m: re.sub(r"(?<=[A-Za-z)])(\d+)", r"_{\1}", m[1]),
+    r"\\([dt]?frac)\s?(\\(?![dt]?frac|sqrt|text|left)[a-z]{2,8})(?![A-Za-z])\s?(?=[\w{\\])": r"\\\1{\2}",
+    r"(\\[dt]?frac\{\\[a-z]{2,8}\})(\d|[A-Za-z])": r"\1{\2}",
 }  # spellings, and those that math-verify reads
 _SPELLINGS = [(re.compile(pattern), spelling) for pattern, spelling in _SYNONYMS.items()]
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})")
@@ -282,7 +300,10 @@ _MIXED = re.compile(r"(?<![\w.,/^}])(\d{1,30})\s+(\d{1,30})\s*/\s*(\d{1,30})(?![
 _COEFFICIENT = re.compile(
     r"(?<![\w.}])(\d{1,30})\s?\\[dt]?frac\s?(?:\{(\d{1,30})\}|(\d))\s?(?:\{(\d{1,30})\}|(\d))"
 )
-_RECURRING = re.compile(r"(?<![\w.\\}])(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\s?\{(\d{1,30})\}(?!\w)")
+_RECURRING = re.compile(
+    r"(?<![\w.\\}])(\d{0,30})\.(?:(\d{0,30})(?:\\(?:overline|bar|dot)\s?(?:\{(\d{1,30})\}|(\d))|\((\d{1,9})\))(?!\w)"
+    r"|(\d{0,30}?)(\d)\7{2,30}\s?(?:\\[lc]?dots(?![A-Za-z])|\.{3}|…))"
+)
 _BASED = re.compile(
     r"(?<![\w.}\\])(\((?=\w+\)))?(\d[0-9A-Fa-f]*)(?(1)\))\s?"
     r"(_\s?(?:\{(?:[^{}]|\{[^{}]{1,12}\}){1,40}\}|\d{1,3})"
@@ -305,7 +326,7 @@ _UNREAD = re.compile(
     r"\\(?:not(?!\s?=)|neg|lnot|notin|n(?:less|gtr|[lg]eq(?:q|slant)?|cong|sim|prec|succ|mid|parallel|sub|sup)[a-z]*"
     r"|[lg]neqq?|[lg]nsim|ll|gg|lll|ggg|(?:prec|succ)[a-z]*|(?:sub|sup)set[a-z]*|propto|perp|cong|mod"
     r"|(?:over|under|stack)(?:set|rel))(?![A-Za-z])|^\\(?:in|ni)(?![A-Za-z])|[≪≫∉∝≺≻≮≯≰≱≢]"
-    r"|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$|\\pmod(?![A-Za-z])|(?<![\w^.])\d+\)?\s?_"
+    r"|^\\(?:min|max|sup|inf|lim|arg|dim|deg)\s?\d|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$|\\pmod(?![A-Za-z])|(?<![\w^.])\d+\)?\s?_"
 )  # what math-verify drops, though it changes the answer
 
 _UNIT_NAMES = """
@@ -332,7 +353,7 @@ _PLAIN_UNIT = re.compile(
 )
 _SIZES = """
 s 1 min 60 h 3600 day 86400 week 604800; mm 1 cm 10 dm 100 m 1000 km 1000000; in 1 ft 12 yd 36 mi 63360;
-mg 1 g 1000 kg 1000000; oz 1 lb 16; ml 1 l 1000; cent 1 $ 100
+mg 1 g 1000 kg 1000000; oz 1 lb 16; ml 1 l 1000; cent 1 $ 100; j 1 kj 1000; w 1 kw 1000
 """
 _SCALES = {
     unit: (group.split()[0], int(size))
@@ -364,7 +385,7 @@ _LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be|answer|result|solution)|[:=])
 _LABEL_IN_FRONT = re.compile(
     r"(?:(?:the|final|my)\s)*(?:answer|result|solution)(?:\sis)?\s?[:=]\s?", re.IGNORECASE
 )
-_IS_WORD = re.compile("[A-Za-z]{4}|^(?:yes|no|odd)$", re.IGNORECASE)
+_IS_WORD = re.compile("[A-Za-z]{4}|^(?:yes|no|odd|dne|all|any)$", re.IGNORECASE)
 _SYMBOL = r"\psi_{{{}}}"
 
 
@@ -394,6 +415,7 @@ def read(content: str, *, single: bool = False) -> Reading:
     while not _UNREAD.match(text) and (match := _RELATION.match(text)):
         relation += _RELATIONS.get(match[1], match[1])
         text = text[match.end() :]
+    text = _WHOLE_SETS.get(re.sub(r"\0(\d+)\0", lambda m: words[int(m[1])], text).lower().strip(" ."), text)
     if _WORDS_ONLY.fullmatch(text) and _IS_WORD.search(text) and text.lower() not in _NAMED:
         return Reading(relation, ('"' + _folded(text),), "")
     if _UNREAD.search(text):
@@ -407,6 +429,7 @@ def read(content: str, *, single: bool = False) -> Reading:
         text = _ANGLE.sub(r"(\\frac{\1\\pi}{180})", text)
     if _PLUS_MINUS.match(text):
         text = ", ".join(map(_both_signs, text.split(",")))
+    text = _both_values(text)
     return Reading(relation, _parts(text, words), unit)
 
 
@@ -425,12 +448,26 @@ def _in_one_unit(gold: Reading, answer: Reading) -> tuple[Reading, Reading]:
     """Two amounts in the smallest unit of their kind, if they are in two units of it."""
     (kind, size), (other, scale) = (_SCALES.get(reading.unit, ("", 1)) for reading in (gold, answer))
     parts = "".join(gold.parts + answer.parts)
+    if gold.unit == "degree" and _is_in_radians(answer):
+        return _in_radians(gold), answer._replace(unit="")
+    if answer.unit == "degree" and _is_in_radians(gold):
+        return gold._replace(unit=""), _in_radians(answer)
     if size == scale or kind != other or re.search(r"[,;=<>&\"]", parts):
         return gold, answer
     return tuple(  # type: ignore[return-value]
         reading._replace(parts=(rf"({''.join(reading.parts)}) \cdot {factor}",), unit=kind)
         for reading, factor in ((gold, size), (answer, scale))
     )
+
+
+def _is_in_radians(angle: Reading) -> bool:
+    return angle.unit in ("", "radian") and r"\pi" in "".join(angle.parts)
+
+
+def _in_radians(angle: Reading) -> Reading:
+    *before, value = angle.parts or ("",)
+    label, equals, number = value.rpartition("=")
+    return angle._replace(parts=(*before, rf"{label}{equals}\frac{{({number})\pi}}{{180}}"), unit="")
 
 
 def _both_signs(term: str) -> str:
@@ -458,8 +495,12 @@ def ask(gold: str, answer: str) -> Question:
     single = not re.search("[,;]", "".join(wanted.parts))
     wanted, given = _in_one_unit(wanted, read(written, single=single))
     different = _difference(wanted, given)
-    pairs = [] if different else [_alike(*pair) for pair in zip(wanted.parts, given.parts, strict=True)]
-    formulas = [(_boxed(a), _boxed(b)) for a, b in pairs if '"' not in (a[:1], b[:1])]
+    formulas: list[tuple[str, str]] = []
+    for first, second in () if different else zip(wanted.parts, given.parts, strict=True):
+        pairs = [] if '"' in (first[:1], second[:1]) else pairs_of(*_alike(first, second))
+        if pairs is None:
+            return Question([], written, "they are written alike and differ")
+        formulas += [(_boxed(a), _boxed(b)) for a, b in pairs]
     return Question(formulas, written, different)
 
 
@@ -511,6 +552,84 @@ def _folded(words: str) -> str:
     return " ".join(folded).strip(" .,:;!")
 
 
+_SET_BUILDER = re.compile(
+    r"\\\{\s*([A-Za-z])\s*(?:\\in\s?\\mathbb\{?R\}?\s*)?(?:\\mid(?![A-Za-z])|\\?\||:)\s*"
+    r"([^{}:|<>]{1,80}(?:[<>]|\\[lg]e(?:q|qslant)?(?![A-Za-z]))[^{}:|]{1,80})\\\}"
+)
+_OUTWARD = re.compile(r"(^|\\cup|\\cap|\\in)\s*\](?=[^\[\]]{1,80}[,;])|\[(?=\s*(?:$|\\cup|\\cap))")
+_SEMICOLON = re.compile(r"(?<=[(\[])([^,;()\[\]]{1,80});([^,;()\[\]]{1,80})(?=[)\]])")
+_ANGLES = re.compile(
+    r"\\langle(?![A-Za-z])|^<(?=[^<>]{1,200},[^<>]{1,200}>$)|\\rangle(?![A-Za-z])|(?<=[^<>])>$"
+)
+_CASES = re.compile(r"\\begin\{(cases|aligned|gathered)\}([^&]{1,400})\\end\{\1\}")
+_DOWNWARD = re.compile(
+    r"([^<>=,]{1,80})(>|\\geq?(?![A-Za-z]))([^<>=,]{1,80})(>|\\geq?(?![A-Za-z]))([^<>=,]{1,80})"
+)
+_GEOMETRY = re.compile(
+    r"\\(angle|triangle|overline|vec|overrightarrow|widehat|overleftrightarrow)\s?\{?\s?([A-Z]{2,3})(?![A-Za-z_^])\s?\}?"
+)
+_WHOLE_SETS = {
+    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "real numbers": r"\mathbb{R}",
+    "empty set": r"\emptyset", "the empty set": r"\emptyset", "does not exist": "dne",
+}  # fmt: skip
+
+
+def _in_usual_form(text: str) -> str:
+    r"""Intervals and tuples in round and square brackets with commas, sets of one condition as the condition,
+    a system as a list, chains that ascend, points of geometry as symbols.
+    """
+    text = _CASES.sub(lambda m: ", ".join(filter(str.strip, re.split(r"\\\\", m[2]))), text)
+    if not re.search(r"\\(?:begin|substack)", text):
+        text = re.sub(r"\\\\(?:\s{1,9}(?=\S)|(?=[\d(-]))", ", ", text)
+    text = re.sub(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])", ",", text)
+    if "," in text and (
+        angles := _ANGLES.sub(lambda m: "(" if m[0] in ("<", r"\langle") else ")", text)
+    ).count(")"):
+        text = angles
+    text = _OUTWARD.sub(lambda m: ")" if m[0][0] == "[" else f"{m[1]}(", text)
+    text = _SEMICOLON.sub(r"\1,\2", text)
+    text = _SET_BUILDER.sub(_condition, text)
+    if down := _DOWNWARD.fullmatch(text):
+        signs = ["<" if sign == ">" else r"\le " for sign in (down[4], down[2])]
+        text = f"{down[5]} {signs[0]} {down[3]} {signs[1]} {down[1]}"
+    return _GEOMETRY.sub(_points, text)
+
+
+def _condition(built: re.Match[str]) -> str:
+    """The condition of a set of numbers, about x: ``t > 0`` of ``\\{t: t > 0\\}``."""
+    name, condition = built[1], built[2]
+    letters = re.sub(r"\\[A-Za-z]+", "", condition)
+    if name not in letters or re.search(r"\\in(?![A-Za-z])", condition):
+        return built[0]
+    if "x" in letters:
+        return condition
+    return re.sub(rf"(\\[A-Za-z]+)|{name}", lambda m: m[1] or "x", condition)
+
+
+def _points(named: re.Match[str]) -> str:
+    """Points in an order of their own: a segment and an angle may be read backwards, a vector may not."""
+    kind, points = named[1], named[2]
+    if kind in ("vec", "overrightarrow"):
+        kind = "vec"
+    elif kind == "triangle":
+        points = "".join(sorted(points))
+    elif kind == "angle" or len(points) == 2:
+        points = min(points, points[::-1])
+    return _SYMBOL.format(_code(f"{kind} {points}"))
+
+
+_ONE_SIGN = re.compile(r"\\[pm][pm](?![A-Za-z])")
+
+
+def _both_values(text: str) -> str:
+    r"""``\frac{1 \pm a}{2}`` as two values, of signs that change together."""
+    if not _ONE_SIGN.search(text) or "," in text:
+        return text
+    value = text.rpartition("=")[2]
+    both = [value.replace(r"\pm", first).replace(r"\mp", second).strip() for first, second in ("+-", "-+")]
+    return ", ".join(re.sub(r"(^|[({,])\s?\+", r"\1", value) for value in both)
+
+
 def _spelled(text: str) -> str:
     """Signs of Unicode as LaTeX, without commands of style, numbers spelled in full."""
     if not text.isascii():
@@ -523,6 +642,7 @@ def _spelled(text: str) -> str:
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
+    text = _in_usual_form(text)
     text = _SCIENTIFIC.sub(_decimal, text)
     text = _TIMES_TEN.sub(r"\\times 10^", text)
     text = _LONG_EXPONENT.sub(r"^{\1}", text)
@@ -533,7 +653,8 @@ def _spelled(text: str) -> str:
 
 def _ratio(number: re.Match[str]) -> str:
     """``0.1\\overline{6}`` as a fraction."""
-    head, fraction, period = number[1] + number[2], number[2], number[3]
+    fraction = number[2] or number[6] or ""
+    head, period = number[1] + fraction, next(filter(None, number.group(3, 4, 5, 7)))
     over = int(head + period) - int(head or 0)
     return rf"\frac{{{over}}}{{{10 ** len(fraction) * (10 ** len(period) - 1)}}}"
 
@@ -542,6 +663,8 @@ def _based(number: re.Match[str]) -> str:
     """A numeral with its base as a symbol; as it is if it is none of that base."""
     digits, name = number[2].lower(), re.sub(r"\\[a-z]+|\W|_|\bin\b|base", "", number[3]).lower()
     base = _BASES.get(name) or (int(name) if name.isdecimal() else 0)
+    if base == 10 and digits.isdecimal():
+        return digits
     fits = 1 < base <= 16 and int(max(digits), 16) < base
     return _SYMBOL.format(_code(f"{digits} in base {base}")) if fits else number[0]
 
@@ -558,8 +681,12 @@ def _improper(number: re.Match[str]) -> str:
 def _product(number: re.Match[str]) -> str:
     """``2\\frac{10}{3}`` as a product: only a proper fraction makes a mixed number."""
     over, under = number[2] or number[3], number[4] or number[5]
-    is_mixed = int(over) < int(under)
-    return number[0] if is_mixed else rf"{number[1]} \cdot \frac{{{over}}}{{{under}}}"
+    if int(over) < int(under):
+        percent = (
+            number.string[number.end() :].lstrip().startswith("\\%")
+        )  # which would take the fraction alone
+        return rf"\frac{{{int(number[1]) * int(under) + int(over)}}}{{{under}}}" if percent else number[0]
+    return rf"{number[1]} \cdot \frac{{{over}}}{{{under}}}"
 
 
 def _code(word: str) -> int:
@@ -594,7 +721,7 @@ def _marked(text: str) -> tuple[str, list[str]]:
 
 def _follows_number(match: re.Match[str]) -> bool:
     before = match.string[max(0, match.start() - 40) : match.start()].rstrip()
-    return bool(before) and (before[-1].isdigit() or before[-1] in "})")
+    return bool(before) and before[-1] in "0123456789})" and not re.search(r"_\s?(?:\d|\{\w{1,9}\})$", before)
 
 
 def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
@@ -631,15 +758,19 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
 
 def _canonical(unit: str, power: str) -> str:
     name = " ".join(unit.replace("\\", "").strip(" .").split())
-    name = "mi/h" if name.lower() == "mph" else name
+    name = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h"}.get(name.lower(), name)
+    if not power and (inner := re.fullmatch(r"(.+?)\s?(\^\s?\{?-?\d\}?)", name)):
+        name, power = inner[1], inner[2].replace(" ", "")
     half = re.fullmatch(r"([ap])\.?\s?m", name, re.IGNORECASE)
     if half:
         return f"{half[1].lower()}m"
     if square := re.fullmatch(r"(square|sq\.?|cubic)\s+(.+)", name, re.IGNORECASE):
         name, power = square[2], "^3" if square[1].lower() == "cubic" else "^2"
+    if power.startswith("^") and "-" in power and (product := re.fullmatch(r"(.+?)[\s.]?([smhLl])", name)):
+        name, power = f"{product[1]}/{product[2]}", power.replace("-", "").replace("1", "")  # m s^{-1}
     names = re.split(r"\s*/\s*|\s+per\s+", name)
     words = [_UNITS.get(word, _UNITS.get(word.lower(), word.lower())) for word in names]
-    return "/".join(words) + power.replace("{", "").replace("}", "")
+    return "/".join(words) + power.strip("^{}").join(("^", "")).rstrip("^")
 
 
 def _parts(text: str, words: list[str]) -> tuple[str, ...]:

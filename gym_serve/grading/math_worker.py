@@ -30,6 +30,7 @@ _MAX_ARGUMENT, _MAX_DEGREE, _MAX_TERMS = 1_000.0, 1_000.0, 10_000.0
 _DIGITS = 50
 _SAME, _DIFFERENT = 1e-40, 1e-15
 """Relative distance of two exact numbers that may be equal (`_same_exactly` decides), and surely not."""
+_NEAR = 1e-30  # relative distance of the parts of two complex numbers that are equal
 _ROUNDED = 2e-6  # distance of a decimal from every number that agrees with it to six places
 _STORED = 1e-14  # relative distance of a decimal from what is stored for it
 _FRACTION, _EXACT, _NOTHING = 1e-4, 1e-12, 1e-9
@@ -62,6 +63,7 @@ def compare(gold: str, answer: str) -> Comparison:
     golds = library.parse(gold, (formula,), parsing_timeout=None)
     plain = library.ExprExtractionConfig()
     answers = library.parse(answer, (plain, formula), parsing_timeout=None)
+    golds, answers = _with_imaginary_unit(golds), _with_imaginary_unit(answers)
     # Both lists hold a SymPy form and the text that it was read from; show the form that agrees.
     texts = _texts(answers)
     shown = texts[0] if texts else None
@@ -117,15 +119,29 @@ def _library() -> Any:
     """math-verify, mended."""
     # Not at the top: the parent imports `Comparison` from here, and needs no SymPy.
     import math_verify  # type: ignore[import-untyped]
-    from latex2sympy2_extended import latex2sympy2  # type: ignore[import-untyped]
+    from latex2sympy2_extended import latex2sympy2, symbols  # type: ignore[import-untyped]
     from math_verify import grader, parser
 
     parser.parse_expr = lambda text, **_: arithmetic(text)
+    cases = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+    parser.latex2sympy = partial(latex2sympy2.latex2sympy, conversion_config=cases)
+    symbols.sympy_singleton_map.pop("Gamma", None)  # else it is gamma, a number
     grader.sympy_numeric_eq = _compared_relatively(grader.sympy_numeric_eq)
     converter: Any = getattr(latex2sympy2, "_Latex2Sympy", None)
     if hasattr(converter, "create_parser"):  # private; a version without it is only slower
         converter.create_parser = in_two_stages(converter.create_parser)
     return math_verify
+
+
+def _with_imaginary_unit(forms: list[Any]) -> list[Any]:
+    """Forms in which ``i`` is the imaginary unit, and no variable; the index of a sum stays one."""
+    from sympy import Expr, I, Integral, Product, Sum, Symbol
+
+    units = {Symbol("i", real=real): I for real in (True, False)}
+    return [
+        form.xreplace(units) if isinstance(form, Expr) and not form.has(Sum, Product, Integral) else form
+        for form in forms
+    ]
 
 
 def _treat_alike(*texts: str) -> None:
@@ -189,7 +205,7 @@ def _value(form: Any, digits: int = 30) -> Any:
 
 def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
     """Whether two constants are equal by their values; None if that does not decide."""
-    from sympy import Expr, Float
+    from sympy import Expr, Float, I
 
     first_forms = ((form for form in side if not isinstance(form, str)) for side in (golds, answers))
     forms: list[Any] = [next(side, None) for side in first_forms]
@@ -197,6 +213,8 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
         return None
     if max(map(_digits, forms)) > _MAX_EXPONENT:
         return None
+    if any(form.has(I) for form in forms):
+        return _equal_complex(*forms)
     try:
         gold, answer = (_value(form, _DIGITS) for form in forms)
         if not gold or not answer:
@@ -210,6 +228,25 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
     except Exception:
         return None
     return _same_exactly(*forms) if near < _SAME else False if near > _DIFFERENT else None
+
+
+def _equal_complex(gold: Any, answer: Any) -> bool | None:
+    """Whether the real and the imaginary parts of two constants agree; None if one has no value."""
+    from sympy import Float
+
+    digits = max(map(_digits, (gold, answer)))
+    if digits > _MAX_DIGITS:
+        return False
+    precision = _DIGITS + math.ceil(digits)
+    try:
+        first, second = (form.evalf(precision).as_real_imag() for form in (gold, answer))
+        nothing = max(map(abs, (*first, *second))) * Float(10, precision) ** (10 - precision)
+        near = _ROUNDED if gold.has(Float) or answer.has(Float) else _NEAR
+        return all(
+            abs(a - b) <= max(near * max(abs(a), abs(b)), nothing) for a, b in zip(first, second, strict=True)
+        )
+    except Exception:
+        return None
 
 
 def _same_exactly(gold: Any, answer: Any) -> bool:

@@ -276,6 +276,7 @@ def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) ->
                 "D? No, C",
                 "~~D~~ C",
                 "Surprise! C",
+                "After ruling out A and B, C",
             )
         ),
         *(
@@ -290,6 +291,14 @@ def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) ->
                 "C? No",
                 "C is tempting",
                 "not only C but D",
+                "C can be ruled out",
+                "C must be false",
+                "C doesn't fit",
+                "C fails",
+                "C was my first guess but wrong",
+                "the opposite of C",
+                "no to C",
+                "C unless D",
             )
         ),
     ],
@@ -310,3 +319,31 @@ def test_the_text_of_an_option_may_name_others(mode: GradingMode) -> None:
 def test_a_box_that_names_two_options(box: str) -> None:
     assert match_letter(f"\\boxed{{{box}}}", PLANETS, STRICT) is None
     assert match_letter(f"\\boxed{{{box}}}", PLANETS, BOXED) is None
+
+
+FORMULAS = choices_of([{"A": "$\\frac{1}{2}$"}, {"B": "$-\\frac12$"}, {"C": "B"}, {"D": "$x^2$"}])
+
+
+@pytest.mark.parametrize(
+    ("box", "letter"),
+    [
+        *each("A", "\\frac{1}{2}", "\\dfrac12", "$\\frac12$", "A: \\frac{1}{2}"),
+        *each("B", "-\\frac{1}{2}", "B", "B. -\\tfrac12"),
+        *each("C", "C: B", "C) B", "C, B"),
+        *each("D", "x^2", "D = $x^2$"),
+        *each(
+            None,
+            "2\\frac{1}{2}",
+            "\\frac{1}{2}+x^2",
+            "C: A",
+            "¬C",
+            "!C",
+            "C'",
+            "-C",
+            "C - wrong",
+            "C is false",
+        ),
+    ],
+)
+def test_options_that_are_formulas_or_letters(box: str, letter: str | None) -> None:
+    assert match_letter(f"\\boxed{{{box}}}", FORMULAS, BOXED) == letter
