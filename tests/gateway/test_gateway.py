@@ -242,7 +242,8 @@ def test_the_keys_of_a_stream_reach_no_agent_and_no_model() -> None:
         (404, b'{"detail": "Not Found"}', "not_found", "Not Found"),
         (502, b"<html>Bad Gateway</html>", "unavailable", "Bad Gateway"),
         (500, b"", "unavailable", "500"),
-        (400, b"[1]", "bad_request", "[1]"),
+        (400, b"[1]", "bad_request", "HTTP 400: 1"),
+        (400, b"[1, 2]", "bad_request", "[1, 2]"),
     ],
 )
 def test_failures_of_foreign_servers_get_a_code(status: int, body: bytes, code: str, message: str) -> None:
