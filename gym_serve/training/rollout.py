@@ -24,6 +24,7 @@ import orjson
 
 from gym_serve.types.endings import ending_of, failure_class, is_failure
 from gym_serve.types.errors import BadRequest, InvalidRequest
+from gym_serve.types.exact import exact_bytes
 from gym_serve.types.protocols.tokens import item_tokens, token_versions
 from gym_serve.types.requests import JSON
 from gym_serve.types.timeline import Timeline
@@ -74,8 +75,8 @@ class Rollout:
         if not isinstance(raw, dict):
             raise NotExportable("no_rollout", f"a rollout must be a JSON object, got {type(raw).__name__}")
         try:
-            orjson.dumps(raw)
-        except orjson.JSONEncodeError as error:
+            exact_bytes(raw)
+        except (TypeError, ValueError) as error:
             raise NotExportable("no_json", f"the rollout is not valid JSON: {error}") from None
         params, response = raw.get("responses_create_params"), raw.get("response")
         if not isinstance(params, dict):
@@ -125,7 +126,7 @@ class Rollout:
         """What the rollouts of one task share: its ``_ng_task_index``, else a digest of its prompt."""
         if self.task_index is not None:
             return str(self.task_index)
-        prompt = orjson.dumps(self.raw["responses_create_params"], option=orjson.OPT_SORT_KEYS)
+        prompt = exact_bytes(self.raw["responses_create_params"], orjson.OPT_SORT_KEYS)
         return hashlib.blake2b(prompt, digest_size=16).hexdigest()
 
     @property

@@ -55,6 +55,15 @@ def test_nothing_to_export_is_an_empty_output(format, rollouts, tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_integers_of_any_size_and_halves_of_pairs_are_exported(format, tmp_path):
+    odd = episode() | {"expected_answer": 2**70, "sizes": [-(2**65)], "name": "\ud83d"}
+    report = export([odd], format, output_of(format, tmp_path))
+    assert report.exported == 1, report.dropped
+    if format in ("nemo_rl", "verifiers"):
+        assert str(2**70) in output_of(format, tmp_path).read_text()
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(episodes() | anything, max_size=5),

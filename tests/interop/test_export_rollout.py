@@ -57,9 +57,7 @@ def test_a_failure_before_the_first_answer_has_no_output():
         (episode(response="x"), "no_response"),
         (episode(response={"output": "x"}), "no_response"),
         (episode(response={"output": ["x"]}), "no_response"),
-        (episode(note="\ud800"), "no_json"),
-        (episode(note=1 << 80), "no_json"),
-        ({**episode(), 1: 2}, "no_json"),
+        (episode(note=object()), "no_json"),
     ],
 )
 def test_what_is_no_rollout(raw, reason):
