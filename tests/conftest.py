@@ -28,6 +28,8 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
+gc.set_threshold(50_000, 20, 100)  # a sixth of the time in which tests are collected was garbage
+
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
