@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 from rich.rule import Rule
@@ -34,6 +33,7 @@ from gym_serve.cli.printing import new_console, print_json
 from gym_serve.metrics import MASKED, failure_class
 from gym_serve.servers.model import ModelServer
 from gym_serve.types.errors import BadRequest, NotFound
+from gym_serve.types.exact import exact_bytes, exact_json
 from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.rows import agent_name, with_prompt
@@ -176,7 +176,7 @@ class _Transcript:
         """A model call begins: what is new for the model since its last turn."""
         if call.op != "v1/responses":
             return
-        sent = orjson.loads(call.body)
+        sent = exact_json(call.body)
         items = input_items(sent["input"])
         if self._known is None:
             self._tools(sent.get("tools") or [])
@@ -190,7 +190,7 @@ class _Transcript:
         """A model call has ended; a failed one ends the episode, whose failure says why."""
         if call.op != "v1/responses" or reply.status >= 400:
             return
-        answer = orjson.loads(reply.body)
+        answer = exact_json(reply.body)
         items = answer.get("output") or []
         self._head("model", _tokens(answer.get("usage") or {}), seconds)
         for item in items:
@@ -228,7 +228,7 @@ class _Transcript:
     def _fields(self, fields: JSON, without: Collection[str]) -> None:
         for key, value in fields.items():
             if key not in without and not key.startswith("_ng_"):
-                self._write(f"{key}: {value if isinstance(value, str) else orjson.dumps(value).decode()}")
+                self._write(f"{key}: {value if isinstance(value, str) else exact_bytes(value).decode()}")
 
     def _tools(self, tools: list[JSON]) -> None:
         names = [str(tool.get("name", tool.get("type"))) for tool in tools]
@@ -280,7 +280,7 @@ def _text(item: JSON) -> str:
     if kind == "reasoning":
         parts = [*(item.get("summary") or []), *(item.get("content") or [])]
         return "\n".join(str(part.get("text", "")) for part in parts)
-    return orjson.dumps(item).decode()
+    return exact_bytes(item).decode()
 
 
 # What is played

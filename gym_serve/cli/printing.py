@@ -22,6 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from gym_serve.cluster.starting import START_LOG
+from gym_serve.types.exact import exact_bytes
 
 if TYPE_CHECKING:
     from gym_serve.rollouts.rows import Problems
@@ -165,7 +166,7 @@ def bar(count: int, most: int, width: int = 40) -> str:
 
 def _json(value: Any, option: int = 0) -> str:
     """JSON in which control characters are escaped, those too that JSON allows."""
-    text = orjson.dumps(value, option=option, default=_plain).decode()
+    text = exact_bytes(value, option, _plain).decode()
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

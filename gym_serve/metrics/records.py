@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.exact import exact_bytes
 
 TASK_INDEX = "_ng_task_index"
 ROLLOUT_INDEX = "_ng_rollout_index"
@@ -183,8 +184,8 @@ def _comparable(answer: object) -> Hashable:
         data = answer.encode("utf-8", "surrogatepass")
     else:
         try:
-            data = b"\0" + orjson.dumps(answer, option=orjson.OPT_SORT_KEYS)
-        except orjson.JSONEncodeError:  # too deep or no JSON: cannot be compared, so equal to no other
+            data = b"\0" + exact_bytes(answer, orjson.OPT_SORT_KEYS)
+        except (TypeError, ValueError):  # too deep or no JSON: cannot be compared, so equal to no other
             return object()
     return hashlib.blake2b(data, digest_size=16).digest()
 

@@ -23,6 +23,7 @@ from gym_serve.rollouts.rows import METADATA_KEYS, RUN_ID, rollout_key
 from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import BadRequest, Conflict
+from gym_serve.types.exact import exact_bytes, exact_json
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import failed_rollout
 
@@ -91,10 +92,10 @@ class Header:
         """The header in a file; None if there is none. Raises `Conflict` if it is of another version, or
         none."""
         try:
-            content = orjson.loads(path.read_bytes())
+            content = exact_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, orjson.JSONDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise Conflict(f"{path} is not the header of a run: {error}") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise Conflict(f"{path} was written by another version of gym_serve; resume with that version")
@@ -105,13 +106,13 @@ class Header:
 
     def write(self, path: Path) -> None:
         with replacing(path) as file:
-            file.write(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
+            file.write(exact_bytes(asdict(self), orjson.OPT_INDENT_2))
 
     def check(self, path: Path, **now: JSON | None) -> None:
         """Raise a `Conflict` that says which of ``now`` (``input``, ``expansion``, ``graph``) changed since
         the header was written. ``path`` is the main file, for the message."""
         then = {part: getattr(self, part) for part in _COMPARED}
-        changes = list(differences(then, orjson.loads(orjson.dumps(now))))
+        changes = list(differences(then, exact_json(exact_bytes(now))))
         if changes:
             more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
             lines = "".join(f"\n  - {change}" for change in changes[:_SHOWN] + more)
@@ -137,7 +138,7 @@ def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    text = orjson.dumps(value).decode()
+    text = exact_bytes(value).decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from gym_serve.rollouts.files import CORRUPT, MAX_ROW_BYTES, open_decompressed
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.exact import exact_json
+from gym_serve.types.exact import exact_json, is_shallow
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Row
 
@@ -79,6 +79,7 @@ _OTHER_FORMATS = {
     b"[": ("one JSON array", "jq -c '.[]' '{path}' > '{name}.rows.jsonl'"),
 }
 """By their first bytes: what a file is, and how to make it a file of rows."""
+_DEEPEST = 500  # levels: half of what the standard library writes
 _CSV = ("CSV", _TO_JSONL.replace("{read}", "read_csv"))
 
 
@@ -159,6 +160,8 @@ def parsed_row(where: str, line: bytes) -> LocatedRow:
         return LocatedRow(where, None, _explained(line, error))
     if not isinstance(row, dict):
         return LocatedRow(where, None, _not_an_object(row))
+    if line.count(b"[") + line.count(b"{") > _DEEPEST and not is_shallow(row, _DEEPEST):
+        return LocatedRow(where, None, f"a row must nest at most {_DEEPEST} levels")
     return LocatedRow(where, row)
 
 

@@ -7,11 +7,12 @@ number the tasks of a long data set and remember what an interrupted run has fin
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections.abc import Iterator
 
 import orjson
+
+from gym_serve.types.exact import exact_bytes
 
 _MIX = 0x9E3779B97F4A7C15  # Fibonacci hashing: neighbouring keys spread over the table
 
@@ -117,8 +118,5 @@ class TaskMeans:
 def digest(value: object) -> int:
     """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million. Raises
     `TypeError`: the value is not JSON."""
-    try:
-        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # also for integers over 64 bits
-        data = json.dumps(value, sort_keys=True).encode()
+    data = exact_bytes(value, orjson.OPT_SORT_KEYS)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1

@@ -6,7 +6,6 @@ and an error body), so that all three kinds of transport, and HTTP clients, see 
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +13,7 @@ import orjson
 
 from gym_serve.observe.timeline import TIMELINE
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
-from gym_serve.types.exact import foreign_json, whole_text
+from gym_serve.types.exact import exact_bytes, foreign_json
 from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.timeline import TIMELINE_FIELD
 
@@ -23,11 +22,7 @@ CALLER_LEFT = 499  # the status of a call whose caller stopped waiting (nginx's)
 
 def encode(value: Any) -> bytes:
     """``value`` as JSON. Halves of surrogate pairs, which models can produce, are `mended`."""
-    try:
-        return trimmed(orjson.dumps(value))
-    except TypeError:
-        # Also for integers over 64 bits. A value that JSON cannot hold fails here as well.
-        return whole_text(json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
+    return trimmed(exact_bytes(value))
 
 
 def text_as_json(text: str | bytes) -> bytes:

@@ -27,6 +27,7 @@ from gym_serve.servers.base import Server
 from gym_serve.training.samples import TrainingSample, media_in, samples, verified
 from gym_serve.training.trl.rollouts import messages_of
 from gym_serve.types.errors import GraphError, InvalidRequest, VerifierFailed
+from gym_serve.types.exact import exact_bytes, exact_json
 from gym_serve.types.media import pictures_in
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON, input_items
@@ -306,8 +307,8 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
         return plain
     if isinstance(row, str | bytes):
         try:
-            row = orjson.loads(row)
-        except orjson.JSONDecodeError as error:
+            row = exact_json(row)
+        except ValueError as error:
             raise InvalidRequest(f"`row` must be a row as JSON: {error}") from None
     if not isinstance(row, dict):
         raise InvalidRequest(f"`row` must be a JSON object, got {type(row).__name__}")
@@ -317,7 +318,7 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
 def columns_of(row: JSON) -> JSON:
     """A row as a record of the data sets that trainers read: its prompt, and the row itself where each of
     them has a place for it, for `row_of`. verl's agent loop is called ``gym``."""
-    text = orjson.dumps(row).decode()
+    text = exact_bytes(row).decode()
     return {
         "prompt": messages_of(row["responses_create_params"]),
         "row": text,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from codecs import BOM_UTF8
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -55,6 +56,25 @@ def foreign_json(data: bytes) -> Any:
         return exact_json(data)
     except ValueError:
         return mended(lenient_json(data))
+
+
+def exact_bytes(value: Any, option: int = 0, default: Callable[[Any], Any] | None = None) -> bytes:
+    """A value as JSON, with every digit of its integers, and its texts `mended`.
+
+    ``option`` is orjson's, of indentation, order and the line's end; ``default`` makes JSON of what is none.
+    Raises `TypeError`, `ValueError`: JSON cannot hold it, or it nests too deeply.
+    """
+    try:
+        return orjson.dumps(value, default, option)
+    except TypeError:  # also for integers over 64 bits, halves of surrogate pairs, and 255 levels
+        in_order, indent = bool(option & orjson.OPT_SORT_KEYS), 2 if option & orjson.OPT_INDENT_2 else None
+    try:
+        text = json.dumps(
+            value, ensure_ascii=False, allow_nan=False, sort_keys=in_order, indent=indent, default=default
+        )
+    except RecursionError:
+        raise TypeError("it nests too deeply to be written") from None
+    return whole_text(text).encode() + (b"\n" if option & orjson.OPT_APPEND_NEWLINE else b"")
 
 
 def mended(value: Any) -> Any:
@@ -125,10 +145,10 @@ def is_empty(arguments: Any) -> bool:
     return arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null"))
 
 
-def is_shallow(value: Any) -> bool:
-    """Whether a JSON value nests at most `MAX_DEPTH` levels."""
+def is_shallow(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Whether a JSON value nests at most so many levels."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(levels):
         inner = (item.values() if isinstance(item, dict) else item for item in level)
         level = [item for items in inner if not isinstance(items, _SCALAR) for item in items]
         if not level:

@@ -14,6 +14,7 @@ import orjson
 
 from gym_serve.capture import prefixes
 from gym_serve.metrics import MASKED
+from gym_serve.types.exact import exact_bytes
 from gym_serve.types.requests import JSON
 from gym_serve.types.timeline import Timeline
 from gym_serve.view.facts import is_own
@@ -363,7 +364,7 @@ def _keys(raw: JSON, cut: list[str]) -> tuple[JSON, JSON]:
             verdict[key] = _field(value, f"verdict.fields.{key}", cut)
         elif key == "agent_ref" or (is_own(key) and not after):
             row[key] = _field(value, f"row.{key}", cut)
-    if len(orjson.dumps(row)) > _LONGEST_FIELD * 4:
+    if len(exact_bytes(row)) > _LONGEST_FIELD * 4:
         cut.append("row")
         row = {key: _text(value)[:1000] for key, value in list(row.items())[:200]}
     return row, verdict
@@ -372,8 +373,8 @@ def _keys(raw: JSON, cut: list[str]) -> tuple[JSON, JSON]:
 def _field(value: Any, name: str, cut: list[str]) -> Any:
     """A value of any size, cut to its beginning as a text."""
     try:
-        text = orjson.dumps(value)
-    except TypeError:  # nested more deeply than it writes
+        text = exact_bytes(value)
+    except (TypeError, ValueError):  # nested more deeply than it writes
         cut.append(name[:200])
         return "(nested too deeply to be shown)"
     if len(text) <= _LONGEST_FIELD:
@@ -466,8 +467,8 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        return orjson.dumps(value).decode()
-    except TypeError:
+        return exact_bytes(value).decode()
+    except (TypeError, ValueError):
         return "(nested too deeply to be shown)"
 
 

@@ -42,6 +42,7 @@ from gym_serve.types.errors import (
     TooLarge,
     Unauthorized,
 )
+from gym_serve.types.exact import exact_bytes
 from gym_serve.view.conversation import read_rollout
 from gym_serve.view.expression import NAMES, BadExpression, written
 from gym_serve.view.queries import MOST_ROWS, read_rollouts, read_tasks, reading_all
@@ -297,7 +298,7 @@ async def _body(request: Request) -> Any:
 def _encoded(answer: Any) -> Response:
     if isinstance(answer, Response):
         return answer
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Response(exact_bytes(answer), media_type="application/json")
 
 
 def _told(error: GymError) -> Response:

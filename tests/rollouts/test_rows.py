@@ -33,6 +33,7 @@ def read(path: Path, content: bytes) -> tuple[list[LocatedRow], list[str]]:
         (b"null", "a row must be a JSON object, got a NoneType"),
         (b'"text"', "a row must be a JSON object, got a str"),
         (b"[" * 5000, "not JSON: "),
+        (b'{"a": ' + b"[" * 600 + b"]" * 600 + b"}", "a row must nest at most 500 levels"),
         (b"\x00\x00", "not JSON: "),
         (b"{'a': 1}", "not JSON: "),
     ],

@@ -36,6 +36,7 @@ from gym_serve.training.rollout import Bundle, NotExportable, Rollout, read_bund
 from gym_serve.training.samples import sample_of
 from gym_serve.types import timeline
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.exact import exact_bytes
 from gym_serve.types.protocols import ReasoningForm, responses_to_chat
 from gym_serve.types.protocols.items import chat_tools
 from gym_serve.types.requests import JSON
@@ -148,7 +149,7 @@ def tools_of(rollout: Rollout) -> list[JSON]:
 def answer_of(rollout: Rollout, key: str) -> str | None:
     """The right answer, under a key of the row; JSON unless it is a text."""
     answer = rollout.raw.get(key)
-    return answer if answer is None or isinstance(answer, str) else orjson.dumps(answer).decode()
+    return answer if answer is None or isinstance(answer, str) else exact_bytes(answer).decode()
 
 
 def decoded_arguments(arguments: str) -> Any:
@@ -353,4 +354,4 @@ def trl_schema(contents: Seen, report: ExportReport) -> Any:
 
 def _encoded(record: JSON) -> JSON:
     lists = {name: record[name] for name in _JSON_LISTS if record.get(name)}
-    return {**record, **{name: [orjson.dumps(v).decode() for v in values] for name, values in lists.items()}}
+    return {**record, **{name: [exact_bytes(v).decode() for v in values] for name, values in lists.items()}}

@@ -31,6 +31,7 @@ import orjson
 from gym_serve.rollouts.files import check_folder
 from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.exact import exact_bytes, exact_json
 from gym_serve.types.requests import JSON
 
 T = TypeVar("T")
@@ -171,7 +172,7 @@ def _json_lines(path: Path, report: ExportReport) -> Iterator[Write]:
     with replacing(path) as partial, open(partial, "wb") as file:
 
         def write(record: JSON) -> None:
-            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(exact_bytes(record, orjson.OPT_APPEND_NEWLINE))
             report.records += 1
 
         yield write
@@ -193,7 +194,7 @@ def json_files(id_key: str) -> Sink:
                 # The id comes from the data: it must not choose another folder.
                 name = re.sub(r"[^A-Za-z0-9._-]", "_", str(record[id_key]))[:80]
                 file = partial / f"{report.records:06d}_{name}.json"
-                file.write_bytes(orjson.dumps(record))
+                file.write_bytes(exact_bytes(record))
 
             yield write
 
@@ -228,7 +229,7 @@ class Seen:
                     break
                 self.keys[column].update(key for key, held in entry.items() if held is not None)
         if self.tools is not None and record.get("tools"):
-            self.tools.add(orjson.dumps(record["tools"]))
+            self.tools.add(exact_bytes(record["tools"]))
             if len(self.tools) > _MAX_TOOL_SETS:
                 self.tools = None
 
@@ -262,12 +263,12 @@ def message_list(keys: set[str]) -> Any:
 def exact_type(samples: Iterable[bytes]) -> Any | None:
     """The Arrow type that holds these JSON lists to the letter, None if Arrow would change one."""
     pa = pyarrow()
-    values = [orjson.loads(sample) for sample in samples]
+    values = [exact_json(sample) for sample in samples]
     try:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError):
         return None
-    same = orjson.dumps(array.to_pylist()) == orjson.dumps(values)
+    same = exact_bytes(array.to_pylist()) == exact_bytes(values)
     return array.type if same and not _has_empty_struct(pa, array.type) else None
 
 
@@ -291,7 +292,7 @@ def parquet(schema: Callable[[Seen, ExportReport], Any]) -> Sink:
 
             def write(record: JSON) -> None:
                 contents.observe(record)
-                spool.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+                spool.write(exact_bytes(record, orjson.OPT_APPEND_NEWLINE))
                 report.records += 1
 
             yield write
@@ -318,7 +319,7 @@ def _write_table(path: Path, schema: Any, lines: Iterable[bytes]) -> None:
         batch: list[JSON] = []
         size = 0
         for line in lines:
-            batch.append(orjson.loads(line))
+            batch.append(exact_json(line))
             size += len(line)
             if size >= _BATCH_BYTES:
                 write(batch)

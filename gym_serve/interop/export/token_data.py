@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import orjson
-
 from gym_serve.interop.export.chat_messages import answer_of, conversation, prompt_messages, with_placeholders
 from gym_serve.interop.export.files import ExportReport, Seen, each, exact_type, message_list, pyarrow, whole
 from gym_serve.training.rollout import NotExportable, Rollout, token_turns
 from gym_serve.training.samples import sample_of
+from gym_serve.types.exact import exact_bytes
 from gym_serve.types.protocols import TOKEN_KEYS, ReasoningForm
 from gym_serve.types.requests import JSON
 
@@ -97,7 +96,7 @@ def verl_task(
             "split": split,
             "index": rollout.task_index,
             "branch": rollout.branch,
-            "row": orjson.dumps(row).decode(),
+            "row": exact_bytes(row).decode(),
         },
     }
 

@@ -32,6 +32,7 @@ from gym_serve.rollouts.rows import read_rows
 from gym_serve.training.samples import TrainingSample, advantages, samples, verified
 from gym_serve.training.weights import encoded, trained_model
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, Unavailable
+from gym_serve.types.exact import exact_bytes, exact_json
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.protocols.content import content_text
 from gym_serve.types.requests import JSON
@@ -57,7 +58,7 @@ def dataset(rows: Rows) -> Dataset:
         raise ModuleNotFoundError(problem, name=error.name) from error
     checked = checked_rows(rows)
     prompts = [messages_of(row["responses_create_params"]) for row in checked]
-    return Dataset.from_dict({"prompt": prompts, ROW: [orjson.dumps(row).decode() for row in checked]})
+    return Dataset.from_dict({"prompt": prompts, ROW: [exact_bytes(row).decode() for row in checked]})
 
 
 def rollout_func(gym: Gym, *, model: str | None = None, **options: Unpack[RolloutOptions]) -> RolloutFunc:
@@ -219,7 +220,7 @@ def oldest_version(sample: TrainingSample) -> int | None:
 def row_of(example: JSON) -> JSON:
     """The row of an example of `dataset`, or of a user's own dataset whose columns are a row's keys."""
     if isinstance(example.get(ROW), str):
-        row: JSON = orjson.loads(example[ROW])
+        row: JSON = exact_json(example[ROW])
         return row
     return with_prompt({key: value for key, value in example.items() if value is not None})
 
@@ -255,13 +256,13 @@ class _RowsByPrompt:
 
 
 def _key(prompt: Any) -> bytes:
-    return orjson.dumps(prompt, option=orjson.OPT_SORT_KEYS)
+    return exact_bytes(prompt, orjson.OPT_SORT_KEYS)
 
 
 def _text(content: Any) -> str:
     parts = [] if isinstance(content, str) or content is None else content
     if any(part.get("type") != "text" for part in parts):
-        return orjson.dumps(content).decode()
+        return exact_bytes(content).decode()
     return content_text(content)
 
 
