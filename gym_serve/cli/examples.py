@@ -17,6 +17,7 @@ import orjson
 from gym_serve.graph.spec import Graph
 from gym_serve.rollouts.rows import read_rows
 from gym_serve.types.errors import InvalidRequest, NotFound
+from gym_serve.types.exact import exact_bytes, exact_json
 from gym_serve.types.requests import JSON
 
 SOURCES = "gym_serve.rows"
@@ -72,7 +73,7 @@ def file_of_rows(source: RowSource, folder: Path) -> Iterator[Path]:
     rows = list(source.rows(folder))
     with tempfile.TemporaryDirectory(prefix="gym-serve-rows-") as place:
         path = Path(place, "rows.jsonl")
-        path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+        path.write_bytes(b"".join(exact_bytes(row, orjson.OPT_APPEND_NEWLINE) for row in rows))
         yield path
 
 
@@ -82,8 +83,8 @@ def row_of(text: str) -> JSON:
 
     if text.lstrip().startswith("{"):
         try:
-            return dict(orjson.loads(text))
-        except orjson.JSONDecodeError as error:
+            return dict(exact_json(text))
+        except ValueError as error:
             raise InvalidRequest(f"ROW is invalid JSON: {error}") from None
     path, _, line = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "1")
     row = next(islice(read_rows(Path(path)), int(line) - 1, None), None)

@@ -24,7 +24,7 @@ import orjson
 
 from gym_serve.types.endings import ending_of, failure_class, is_failure
 from gym_serve.types.errors import BadRequest, InvalidRequest
-from gym_serve.types.exact import exact_bytes
+from gym_serve.types.exact import exact_bytes, exact_json
 from gym_serve.types.protocols.tokens import item_tokens, token_versions
 from gym_serve.types.requests import JSON
 from gym_serve.types.timeline import Timeline
@@ -75,9 +75,9 @@ class Rollout:
         if not isinstance(raw, dict):
             raise NotExportable("no_rollout", f"a rollout must be a JSON object, got {type(raw).__name__}")
         try:
-            exact_bytes(raw)
-        except (TypeError, ValueError) as error:
-            raise NotExportable("no_json", f"the rollout is not valid JSON: {error}") from None
+            orjson.dumps(raw)
+        except orjson.JSONEncodeError:
+            raw = cls._mended(raw)
         params, response = raw.get("responses_create_params"), raw.get("response")
         if not isinstance(params, dict):
             raise NotExportable("no_prompt", "the rollout has no responses_create_params")
@@ -89,6 +89,15 @@ class Rollout:
         if "captured_input" not in raw:
             return plain
         return plain._captured(raw["captured_input"], raw.get("captured_context"))
+
+    @staticmethod
+    def _mended(raw: JSON) -> JSON:
+        """A rollout with integers over 64 bits as it is, and with whole texts."""
+        try:
+            whole: JSON = exact_json(exact_bytes(raw))
+        except (TypeError, ValueError) as error:
+            raise NotExportable("no_json", f"the rollout is not valid JSON: {error}") from None
+        return whole
 
     def conversations(self) -> Iterator[Rollout]:
         """This rollout and its branches, each as a rollout; ids of branches end with ``.1``, ``.2``, ...

@@ -94,6 +94,13 @@ def test_what_cannot_be_played_is_named(arguments: list[str], said: str) -> None
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_number_of_any_size_is_shown(options: list[str]) -> None:
+    row = {"responses_create_params": {"input": "x"}, "expected_answer": "A", "bound": 2**70}
+    done = runner.invoke(main, ["play", "string_match", json.dumps(row), *options])
+    assert (done.exit_code, str(2**70) in done.stdout) == (0, True), done.output
+
+
 def test_collect_without_ray(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = runner.invoke(main, ["collect", WEATHER, str(ROWS), "-o", str(out), "--no-ray"])

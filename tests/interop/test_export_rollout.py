@@ -57,7 +57,7 @@ def test_a_failure_before_the_first_answer_has_no_output():
         (episode(response="x"), "no_response"),
         (episode(response={"output": "x"}), "no_response"),
         (episode(response={"output": ["x"]}), "no_response"),
-        (episode(note=object()), "no_json"),
+        (episode(note={1}), "no_json"),
     ],
 )
 def test_what_is_no_rollout(raw, reason):
@@ -83,3 +83,8 @@ def test_odd_values_are_as_good_as_missing():
 def test_the_error_travels():
     error = pickle.loads(pickle.dumps(NotExportable("masked", "why")))
     assert (type(error), error.reason, error.message) == (NotExportable, "masked", "why")
+
+
+@pytest.mark.parametrize(("note", "read"), [(1 << 80, 1 << 80), ("\ud800", "\ufffd"), ({1: 2}, {"1": 2})])
+def test_what_orjson_cannot_write_is_read(note, read):
+    assert Rollout.read(episode(note=note)).raw["note"] == read

@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from gym_serve.servers.transport import Reply, encode
-from gym_serve.types.exact import exact_json, foreign_json, lenient_json, mended
+from gym_serve.types.exact import exact_bytes, exact_json, foreign_json, lenient_json, mended
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,16 @@ def test_what_is_no_json_stays_so(text: bytes) -> None:
     for read in (lenient_json, foreign_json, exact_json):
         with pytest.raises(ValueError, match=r"."):
             read(text)
+
+
+def test_what_orjson_cannot_write_is_written() -> None:
+    value = {"b": [1 << 80], "a": "\ud83d", "c": {1}}
+    option = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    written = exact_bytes(value, option, list)
+    assert exact_json(written) == {"a": "\ufffd", "b": [1 << 80], "c": [1]}
+    assert (written[:7], written[-2:]) == (b'{\n  "a"', b"}\n")  # as orjson does it
+    deep: Any = []
+    for _ in range(2000):
+        deep = [deep]
+    with pytest.raises(TypeError, match="nests too deeply"):
+        exact_bytes(deep)
