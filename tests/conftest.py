@@ -28,7 +28,7 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-gc.set_threshold(50_000, 20, 100)  # a sixth of the time in which tests are collected was garbage
+gc.set_threshold(50_000, 20, 100)  # collecting the tests makes much garbage
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent

@@ -18,8 +18,8 @@ __all__ = ["can_mount", "children_titled", "environment", "is_running", "replica
 
 TESTS = Path(__file__).parents[1]
 _LEAN = str(TESTS / "support" / "lean")
-"""What makes a Python with Serve start in two thirds of the time: pandas and chardet, which the wheel does
-not bring and Serve imports where they are, are hidden; and garbage is collected as seldom as in a replica."""
+"""Makes a Python with Serve start in three quarters of the time: pandas and chardet, which the wheel does not
+bring and Serve imports where they are, are hidden; and garbage is collected as seldom as in a replica."""
 
 
 RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64}
