@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class SglangServer(ThreadedServer):
         self.broken: list[tuple[int, Any]] = []
         self.steps: int | None = None
         self._running: dict[str, asyncio.Event] = {}
-        self._random = np.random.default_rng(1)
+        self._seeds = count(1)  # one generator per request: its draws are not those of who comes first
 
     @property
     def running(self) -> int:
@@ -113,8 +114,9 @@ class SglangServer(ThreadedServer):
         made: list[tuple[int, float]] = []
         spans: list[dict[str, Any]] = []
         reason: dict[str, Any] = {"type": "length", "length": limit}
+        random = np.random.default_rng(next(self._seeds))
         try:
-            for token in self._draws(prompt, self._random, params.get("temperature") or 1.0):
+            for token in self._draws(prompt, random, params.get("temperature") or 1.0):
                 while self.steps is not None and len(made) >= self.steps and not aborted.is_set():  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
                 await asyncio.sleep(0)
