@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -201,11 +202,14 @@ def _columns(rows: Rows) -> list[_Column]:
 def _number(value: Any) -> int | float | None:
     """A number, also one that is written as text; None for everything else."""
     if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
+        if not _NUMERAL.fullmatch(value):
             return None
+        value = int(value) if value.lstrip("+-").isdecimal() else float(value)
     return None if value is None or math.isnan(value) else value
+
+
+_NUMERAL = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?", re.ASCII)
+"""Unlike Python's, without `1_000`, `inf` or spaces; integers keep all of their digits."""
 
 
 def _same_values(first: _Column, second: _Column) -> bool:
