@@ -29,8 +29,9 @@ from gym_serve.grading.function_calls import (
     pair_up,
     same_value,
 )
+from gym_serve.grading.math_answer import boxed_gold, plain_numerals
 from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
-from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
+from gym_serve.grading.math_text import ask
 from gym_serve.grading.math_worker import Comparison
 from gym_serve.types.exact import MAX_DEPTH
 
