@@ -181,7 +181,7 @@ class Connections:
             breaker.failed(time.monotonic(), gone=True)
             raise Unavailable(str(error)) from None
         except asyncio.CancelledError:
-            if request.call.timeout() == 0.0:  # by a deadline, not by a caller that went away
+            if request.call.is_over():  # by a deadline, not by a caller that went away
                 breaker.failed(time.monotonic())
             raise
         except (asyncio.TimeoutError, Unavailable):  # also if the body is not an answer

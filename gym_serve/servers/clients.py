@@ -172,7 +172,7 @@ class Client:
             self._failed(op, body, error.status, notes, begun)
             raise
         except asyncio.CancelledError:
-            status = DeadlineExceeded.status if current().timeout() == 0.0 else CALLER_LEFT
+            status = DeadlineExceeded.status if current().is_over() else CALLER_LEFT
             self._failed(op, body, status, notes, begun)
             raise
         self._answered(op, body, answer, notes, begun)
@@ -290,7 +290,7 @@ class ModelClient(Client):
             self._failed(op, body, error.status, None, begun)
             raise
         except asyncio.CancelledError:
-            status = DeadlineExceeded.status if current().timeout() == 0.0 else CALLER_LEFT
+            status = DeadlineExceeded.status if current().is_over() else CALLER_LEFT
             self._failed(op, body, status, None, begun)
             raise
         self._answered(op, body, answer, None, begun)

@@ -28,6 +28,7 @@ from gym_serve.types.model_endpoint import ModelEndpoint
 T = TypeVar("T")
 
 _VERDICT_SECONDS = 330.0
+_EARLY_SECONDS = 0.02
 
 
 def patience(limit: float) -> float:
@@ -73,6 +74,13 @@ class CallContext(msgspec.Struct, frozen=True):
             return at_most
         left = max(0.0, self.deadline - time.monotonic())
         return left if at_most is None else min(left, at_most)
+
+    def is_over(self) -> bool:
+        """Whether its deadline has passed, or is about to.
+
+        uvloop's timers are some milliseconds early, since they count from when the loop last woke.
+        """
+        return self.deadline is not None and self.deadline - time.monotonic() < _EARLY_SECONDS
 
     def within(self, seconds: float | None) -> CallContext:
         """This context with its deadline brought forward to ``seconds`` from now."""

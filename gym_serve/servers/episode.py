@@ -409,7 +409,7 @@ class Episode:
             except GymError as error:
                 status = error.status
                 # The server has the same deadline, and may report first that it has passed.
-                if isinstance(error, DeadlineExceeded | PolicyDeadline) and context.timeout() == 0.0:
+                if isinstance(error, DeadlineExceeded | PolicyDeadline) and context.is_over():
                     own = isinstance(error, PolicyDeadline)
                     raise self._late(name, begun, episode=context is outer, own=own) from None
                 error.stage = error.stage or name
