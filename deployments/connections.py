@@ -296,10 +296,10 @@ class Connections:
         )
 
 
-def _withheld(url: str, said: Any) -> JSON | None:
+def _withheld(url: str, body: Any) -> JSON | None:
     """A completion of what the model wrote, where its endpoint refuses to pass that on as a call or as JSON:
-    it is the model's answer, and no failure. None for anything else that was said."""
-    if (text := generation_in(said)) is None or not url.endswith("/chat/completions"):
+    it is the model's answer, and no failure. None for any other body."""
+    if (text := generation_in(body)) is None or not url.endswith("/chat/completions"):
         return None
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     return {"object": "chat.completion", "choices": [choice]}

@@ -165,8 +165,7 @@ class SimulatedUser:
         output = [item for item in response["output"] if isinstance(item, dict)]
         items = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in output]
         if not spoken(items).strip():
-            silence = "the model that plays the user said nothing"
-            raise Unavailable(silence, stage="model") from BrokenReply(silence)
+            raise Unavailable("the model that plays the user said nothing", stage="model") from BrokenReply()
         return items
 
     def _greeted(self) -> None:

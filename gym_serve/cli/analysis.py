@@ -108,7 +108,6 @@ def profile(
 
 
 def _write_rows(run: Path, rewards: RewardProfile, output: Path) -> int:
-
     written = 0
     with replacing(output) as file:
         for row in rows_of_tasks(run, rewards.trainable_tasks()):
@@ -157,7 +156,6 @@ def _print_profile(
     asked: Asked,
     failed: list[FailureClass],
 ) -> None:
-
     if not summary.tasks:
         echo("No scored rollouts.", err=True)
         print_table(FAILURE_COLUMNS, (one.cells() for one in failed))
@@ -293,7 +291,6 @@ def diff(
 def _print_diff(
     run: Path | None, summary: ComparisonSummary, coverage: list[Coverage], notes: list[str]
 ) -> None:
-
     print_table(
         ("metric", "agent", "tasks", "A", "B", "B - A", "95% interval", "p", "B is"),
         (_estimate_cells(estimate) for estimate in summary.estimates),

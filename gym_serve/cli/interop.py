@@ -84,7 +84,6 @@ def export(
 
 
 def _read(paths: list[Path]) -> Iterator[JSON]:
-
     for path in paths:
         for where, rollout, problem in read_rows(path):
             if rollout is None:

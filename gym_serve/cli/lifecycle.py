@@ -114,7 +114,6 @@ def up(
 
 
 def _print_files(graph: Graph, *, as_json: bool) -> None:
-
     files = files_of(graph)
     if as_json:
         print_json({"ok": True, "files": files})

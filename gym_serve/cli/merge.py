@@ -118,7 +118,6 @@ def _declared(outputs: Outputs, agent: str) -> MetricSpec:
 
 
 def _report(outputs: Outputs, metrics: list[JSON]) -> Report:
-
     with Journal(outputs, resume=True) as journal:
         assert journal.header is not None
         tally = Tally(journal.header.rollouts or 0)
@@ -227,7 +226,6 @@ class _Verifiers:
         return
 
     def metric_spec(self, agent: str) -> MetricSpec:
-
         return STATISTICS_ONLY
 
     def aggregator(self) -> Aggregate:

@@ -154,7 +154,6 @@ def top(
 
 
 def _only_graph(address: str | None) -> str:
-
     local_ray.connect(address)
     names = list(running())
     if len(names) != 1:

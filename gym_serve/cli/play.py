@@ -320,7 +320,6 @@ def _around(environment: str) -> JSON:
 
 
 def _prompted(row: JSON, template: Path | None) -> JSON:
-
     return with_prompt(row) if template is None else PromptTemplate.of(template).apply(row)
 
 

@@ -138,7 +138,6 @@ def exit_of(report: Report | None, signalled: int | None) -> None:
 
 
 def _cancelled(progress: Progress | None, output: Path) -> Report | None:
-
     if progress is None:
         return None
     return Report(Outputs.of(output), progress, metrics=[], problems=[], notes=[], complete=False)

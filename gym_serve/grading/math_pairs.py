@@ -70,11 +70,11 @@ def _same_numerals(gold: str, answer: str) -> bool:
     (first, marks), (second, others) = forms
     if marks != others or not _JOINED.fullmatch(answer):
         return False
-    numbers, given = ([int(numeral) for numeral in numerals] for numerals in (first, second))
+    numbers, actual = ([int(numeral) for numeral in numerals] for numerals in (first, second))
     is_ratio = set(marks) == {":"} and len(marks) > 1 and not any(n.startswith("0") for n in first + second)
-    if is_ratio and len(numbers) == len(given):
-        return all(a * given[0] == b * numbers[0] for a, b in zip(numbers, given, strict=True))
-    return numbers == given
+    if is_ratio and len(numbers) == len(actual):
+        return all(a * actual[0] == b * numbers[0] for a, b in zip(numbers, actual, strict=True))
+    return numbers == actual
 
 
 def _split(text: str) -> list[str]:
@@ -95,31 +95,30 @@ def _named(text: str) -> dict[str, str] | None:
     if together:
         names, values = _split(together[1]), _split(together[2])
     else:
-        found = [_ASSIGNMENT.fullmatch(item) for item in _split(text)]
-        if None in found:
+        assignments = [_ASSIGNMENT.fullmatch(item) for item in _split(text)]
+        if None in assignments:
             return None
-        names = [item[1] for item in found if item]
-        values = [item[2].strip() for item in found if item]
+        names = [item[1] for item in assignments if item]
+        values = [item[2].strip() for item in assignments if item]
     is_each = len(names) == len(values) > 1 and len({*names}) == len(names)
     return dict(zip(names, values, strict=True)) if is_each else None
 
 
 def _by_name(gold: str, answer: str) -> list[tuple[str, str]] | None:
     """Pairs of values that belong together; None if the answers do not name several values."""
-    wanted, given = _named(gold), _named(answer)
-    if wanted is None and given is None:
+    wanted, actual = _named(gold), _named(answer)
+    if wanted is None and actual is None:
         return None
-    if wanted is not None and given is not None:
-        if wanted.keys() != given.keys():
+    if wanted is not None and actual is not None:
+        if wanted.keys() != actual.keys():
             return None
-        return [(value, given[name]) for name, value in wanted.items()]
-    named, plain = (wanted, answer) if given is None else (given, gold)
+        return [(value, actual[name]) for name, value in wanted.items()]
+    named, plain = (wanted, answer) if actual is None else (actual, gold)
     assert named is not None
-    if (
-        len({name[0] for name in named if not name.startswith("\\")}) == 1
-    ):  # x_1 = 2, x_2 = 3: their order is nobody's
+    is_indexed = len({name[0] for name in named if not name.startswith("\\")}) == 1
+    if is_indexed:  # x_1 = 2, x_2 = 3: their order is nobody's
         values = ", ".join(named.values())
-        return [(values, answer)] if given is None else [(gold, values)]
+        return [(values, answer)] if actual is None else [(gold, values)]
     is_tuple = plain[:1] in _BRACKETS and plain.endswith(_BRACKETS[plain[:1]])
     is_set = plain.startswith(r"\{") and plain.endswith(r"\}")
     items = _split(plain[1:-1] if is_tuple else plain[2:-2] if is_set else plain)
@@ -127,7 +126,7 @@ def _by_name(gold: str, answer: str) -> list[tuple[str, str]] | None:
         return None
     ordered = sorted(named) if _is_a_row(named) else list(named)
     pairs = [(named[name], item) for name, item in zip(ordered, items, strict=True)]
-    return pairs if given is None else [(item, value) for value, item in pairs]
+    return pairs if actual is None else [(item, value) for value, item in pairs]
 
 
 def _is_a_row(names: dict[str, str]) -> bool:
@@ -159,12 +158,12 @@ def _as_sets(gold: str, answer: str) -> tuple[str, str]:
 def _bounds(text: str) -> tuple[str, tuple[str, str], tuple[str, str]] | None:
     """Of ``x < 1, 2 < x``: the variable, what it is greater than, and what it is less than."""
     items = _split(text)
-    found = [_INEQUALITY.fullmatch(item) for item in items]
-    if len(items) != 2 or None in found:
+    relations = [_INEQUALITY.fullmatch(item) for item in items]
+    if len(items) != 2 or None in relations:
         return None
     sides: dict[bool, tuple[str, str]] = {}
     names = set()
-    for item in filter(None, found):
+    for item in filter(None, relations):
         left, relation, right = item[1], re.sub("q.*", "", item[2]), item[3].strip()
         if not re.fullmatch("[A-Za-z]", left):
             left, relation, right = right, _TURNED[relation], left
@@ -190,5 +189,5 @@ def _constant_like(gold: str, answer: str) -> str:
     letters = [set(re.sub(r"\\[A-Za-z]+", "", text)) & {"c", "C"} for text in (gold, answer)]
     if len(letters[0]) != 1 or len(letters[1]) != 1 or letters[0] == letters[1]:
         return answer
-    wanted, given = letters[0].pop(), letters[1].pop()
-    return re.sub(rf"(\\[A-Za-z]+)|{given}", lambda m: m[1] or wanted, answer)
+    wanted, actual = letters[0].pop(), letters[1].pop()
+    return re.sub(rf"(\\[A-Za-z]+)|{actual}", lambda m: m[1] or wanted, answer)

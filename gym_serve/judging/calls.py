@@ -230,10 +230,10 @@ def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
         label = None  # of a thought, behind which another may have come
     if label is None:
         if reason:
-            broken = BrokenReply(f"broke off before its verdict: {reason}")
-            raise VerifierFailed(f"the judge's reply {broken}") from broken
+            problem = f"the judge's reply broke off before its verdict: {reason}"
+            raise VerifierFailed(problem) from BrokenReply()
         if not response.get("output"):
-            raise VerifierFailed("the judge's reply is empty") from BrokenReply("is empty")
+            raise VerifierFailed("the judge's reply is empty") from BrokenReply()
     return label
 
 
@@ -429,7 +429,7 @@ class VerdictCache:
         try:
             written = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
         except TypeError:  # a lone surrogate, which models can produce, or an integer over 64 bits
-            written = json.dumps(parts, sort_keys=True).encode()
+            written = json.dumps(parts, sort_keys=True).encode()  # `exact_bytes` makes one of two surrogates
         return hashlib.sha256(written).digest()
 
     async def get(self, key: bytes) -> JSON | None:

@@ -8,14 +8,11 @@ function_call (such as a tool's output in an episode) is added and done whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import orjson
-
 from gym_serve.types.errors import Unavailable
-from gym_serve.types.exact import lenient_json, mended
+from gym_serve.types.exact import exact_bytes, lenient_json
 from gym_serve.types.protocols.content import ThinkSplitter, seconds, shown
 from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.protocols.tokens import (
@@ -340,7 +337,7 @@ def _kind_of(item: JSON) -> str:
 def responses_sse(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     """A Responses stream: an ``event:`` line with the type and a ``data:`` line for each event."""
     for event in events:
-        yield b"event: " + str(event["type"]).encode() + b"\ndata: " + _encode(event) + b"\n\n"
+        yield b"event: " + str(event["type"]).encode() + b"\ndata: " + exact_bytes(event) + b"\n\n"
 
 
 async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[JSON]:
@@ -355,12 +352,5 @@ async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[JSON]:
 def chat_sse(chunks: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     """A chat stream: a ``data:`` line for each chunk, and ``data: [DONE]`` at the end."""
     for chunk in chunks:
-        yield b"data: " + _encode(chunk) + b"\n\n"
+        yield b"data: " + exact_bytes(chunk) + b"\n\n"
     yield b"data: [DONE]\n\n"
-
-
-def _encode(value: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # half of a surrogate pair, or an integer over 64 bits
-        return json.dumps(mended(value)).encode()
