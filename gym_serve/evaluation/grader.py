@@ -9,10 +9,10 @@ The file is read again when it has changed, so that `gym-serve reverify` and the
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import runpy
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -64,7 +64,7 @@ class Graded(ResourcesServer):
             if inspect.iscoroutinefunction(grade):
                 graded = await grade(row, request.response)
             else:  # a long text does not block the event loop
-                graded = await asyncio.to_thread(grade, row, request.response)
+                graded = await self.sessions.threads.run(partial(grade, row, request.response))
         except GymError:
             raise
         except Exception as error:  # the user's code: its own line is named

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextvars
 import inspect
 import json
 import logging
@@ -27,11 +26,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from gym_serve.observe.cpu import measured_in_thread
 from gym_serve.observe.timeline import OCCUPIED, QUEUED, Recorder, microseconds
 from gym_serve.servers.context import CALLER, current
+from gym_serve.servers.threads import Threads
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import (
     GymError,
@@ -172,6 +173,7 @@ class LiveSessions(Generic[S]):
         max_of_clients: int | None = None,
     ) -> None:
         self.clock = time.monotonic  # returns the time in seconds
+        self.threads = Threads()
         self.exclusive = exclusive
         self._max_of_clients = max_of_clients
         self._table: SessionTable[S] = SessionTable(replica, ttl)
@@ -266,7 +268,7 @@ class LiveSessions(Generic[S]):
         if inspect.iscoroutinefunction(self._hook):
             await self._hook(session.state)
         elif self._hook is not None:
-            await asyncio.to_thread(self._hook, session.state)
+            await self.threads.run(partial(self._hook, session.state))
 
     def _closed(self, task: asyncio.Task[None]) -> None:
         session = self._closing.pop(task)
@@ -288,9 +290,7 @@ class SessionCall(Generic[S]):
         self._sessions = sessions
         self._has_turn = False
         self._thread: asyncio.Future[Any] | None = None
-        self._asked = 0.0
         self._began: float | None = None  # when its thread began to run it
-        self._abandoned = False
 
     async def __aenter__(self) -> SessionCall[S]:
         self.session.running += 1
@@ -314,23 +314,20 @@ class SessionCall(Generic[S]):
             return await method(*args, **kwargs)
         if not self._has_turn:
             await self._take_turn()
-        context = contextvars.copy_context()
-        self._asked = time.monotonic()
-        self._thread = asyncio.get_running_loop().run_in_executor(
-            None, lambda: context.run(self._in_thread, method, args, kwargs)
-        )
+        asked = time.monotonic()
+        call = self._sessions.threads.call(partial(self._in_thread, partial(method, *args, **kwargs)))
+        self._thread = call.result
         try:
-            return await asyncio.shield(self._thread)
+            return await asyncio.shield(call.result)
         except asyncio.CancelledError:
-            self._abandoned = True
-            waited, notes = (self._began or time.monotonic()) - self._asked, current().notes
+            waited, notes = (self._began or time.monotonic()) - asked, current().notes
             notes[QUEUED] = notes.get(QUEUED, 0) + microseconds(waited)  # for a thread of this process
+            self._sessions.threads.abandon(call)
             raise
 
-    def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _in_thread(self, work: Callable[[], Any]) -> Any:
         self._began = time.monotonic()
-        # Its caller may have gone while it waited for a thread.
-        return None if self._abandoned else measured_in_thread(lambda: method(*args, **kwargs))
+        return measured_in_thread(work)
 
     async def _take_turn(self) -> None:
         turn = self.session.turn

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,8 +59,8 @@ class Rambling(ModelServer):
         return {"id": "r", "output": [call], "usage": None}
 
 
-async def run(model: Any, **settings: Any) -> dict[str, Any]:
-    environment = ServerRunner(Thinker())
+async def run(model: Any, thinker: Thinker | None = None, **settings: Any) -> dict[str, Any]:
+    environment = ServerRunner(thinker or Thinker())
     await environment.start()
     resources = EnvironmentClient(InlineTransport(environment))
     try:
@@ -122,15 +123,12 @@ def _client(model: ModelServer) -> Any:
     return ModelClient(InlineTransport(ServerRunner(model)))
 
 
-async def test_waiting_for_a_thread_is_the_machines() -> None:
-    loop = asyncio.get_running_loop()
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        loop.set_default_executor(pool)
-        busy = loop.run_in_executor(None, time.sleep, 1.0)
-        rollout = await run(thinking(seconds=0.0), tool_timeout=0.3)
-        await busy
+async def test_waiting_for_a_thread_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_serve.servers.threads._MOST", 1)
+    thinker = Thinker()
+    busy = thinker.sessions.threads.call(partial(time.sleep, 1.0))
+    rollout = await run(thinking(seconds=0.0), thinker, tool_timeout=0.3)
+    await busy.result
     assert (rollout["failure"]["kind"], rollout["failure"]["retryable"]) == ("tool_timeout", True)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar
 
 import orjson
@@ -237,19 +237,15 @@ async def test_a_thread_whose_caller_is_gone_still_has_its_turn() -> None:
     assert server.closed == [1]
 
 
-async def test_a_call_that_was_given_up_before_its_thread_began_never_runs() -> None:
+async def test_a_call_that_was_given_up_before_its_thread_began_never_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gym_serve.servers.threads._MOST", 1)
     server = Threaded()
     host = ServerRunner(server)
     server.let_go.set()
-    loop = asyncio.get_running_loop()
-    busy, free = threading.Event(), threading.Event()
-
-    def occupy() -> None:
-        busy.set()
-        free.wait(30)
-
-    loop.set_default_executor(ThreadPoolExecutor(1))
-    occupied = loop.run_in_executor(None, occupy)
+    free = threading.Event()
+    occupied = server.sessions.threads.call(partial(free.wait, 30))
     session = await opened(host)
     task = asyncio.create_task(host.dispatch(Call("tools/work", b"{}", session)))
     for _ in range(5):
@@ -258,7 +254,7 @@ async def test_a_call_that_was_given_up_before_its_thread_began_never_runs() -> 
     with pytest.raises(asyncio.CancelledError):
         await task
     free.set()
-    await occupied
+    await occupied.result
     await host.dispatch(Call("close_session", b"{}", session))
     assert server.closed == [0]
 
