@@ -13,10 +13,12 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from gym_serve.observe.logs import admits
 from gym_serve.servers.model import ANSWER, TAKE
+from gym_serve.servers.threads import Threads
 from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.model_endpoint import PolicyAnswer, PolicyRequest
@@ -163,7 +165,8 @@ def _answering(generate: Any) -> Callable[[list[PolicyRequest]], Awaitable[Any]]
     if not callable(generate):
         raise InvalidRequest(f"`generate` must be a function or a Ray actor, got {type(generate).__name__}")
     if not _is_asynchronous(generate):
-        return lambda requests: asyncio.to_thread(generate, requests)
+        threads = Threads()
+        return lambda requests: threads.run(partial(generate, requests))
     try:
         theirs = asyncio.get_running_loop()  # where the trainer's clients and engines live
     except RuntimeError:

@@ -20,6 +20,7 @@ from gym_serve.rollouts.groups import Compare, compared
 from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions
 from gym_serve.rollouts.scheduling import Job
 from gym_serve.servers.context import wait_until
+from gym_serve.servers.threads import Threads
 from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import Retryable
 
@@ -82,6 +83,7 @@ class GroupFeed:
         self._book = GroupBook(options)
         self._runner = RolloutRunner(iter(()), run, runner_options, on_start=self._book.started)
         self._rows: Iterator[list[Job]] = iter(())
+        self._threads = Threads()
         self._drawing = self._drained = False
         self._jobs: dict[int, list[Job]] = {}  # of each group that has begun and is not taken
         self._comparing: dict[int, Group] = {}
@@ -167,7 +169,8 @@ class GroupFeed:
         if may_begin and not (self._drawing or self._drained):
             self._drawing = True
             # Rows may come from a generator that waits.
-            self._runner.run_in_background(asyncio.to_thread(next, self._rows, None), self._begin)
+            drawing = self._threads.run(partial(next, self._rows, None))
+            self._runner.run_in_background(drawing, self._begin)
 
     def _begin(self, jobs: list[Job] | None) -> None:
         self._drawing = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-_MOST = 32
+_MOST = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has; more would keep the event loop from its turn
 _STALL_SECONDS = 0.005  # without a call's begin while others wait, until there is one thread more
 _IDLE_SECONDS = 10.0  # without a call, until a thread ends
 
@@ -39,7 +40,7 @@ class ThreadCall:
 
 
 class Threads:
-    """At most 32 threads, of one event loop, and those whose calls were abandoned."""
+    """The threads of one event loop: as many as asyncio has, and those whose calls were abandoned."""
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[ThreadCall] = SimpleQueue()

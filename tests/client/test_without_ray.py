@@ -7,8 +7,9 @@ import json
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel
@@ -243,3 +244,50 @@ def test_numbers_of_any_size_come_back_exactly(tmp_path: Path) -> None:
         == sorted(each["big"] for each in written)
         == sorted(2 * numbers)
     )
+
+
+class Stuck(ResourcesServer):
+    """Its verification never returns for some rows."""
+
+    class Row(BaseModel):
+        stuck: bool
+
+    never: ClassVar[threading.Event] = threading.Event()
+
+    def verify(self, row: Row) -> Verdict:
+        if row.stuck:
+            Stuck.never.wait()
+        return Verdict(reward=1.0)
+
+
+def test_verifications_that_never_return_leave_the_others_their_rewards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gym_serve.servers.sessions._STOP_SECONDS", 0.1)
+    rows = [{"responses_create_params": {"input": "?"}, "stuck": n < 10} for n in range(30)]
+    settings = graph(env={"type": Stuck})
+    settings["agents"]["env_agent"] |= {"verify_timeout": 1.0, "close_timeout": 0.5}
+    with Gym.from_graph(settings, ray=False) as gym:
+        rollouts = gym.run(rows, attempts=3)
+    Stuck.never.set()
+    assert [each.get("reward") for each in rollouts if "failure" not in each] == [1.0] * 20
+    assert {each["failure"]["kind"] for each in rollouts if "failure" in each} == {"verify_timeout"}
+
+
+def test_a_program_ends_though_its_rows_wait(tmp_path: Path) -> None:
+    program = f"""
+import queue
+from gym_serve import Gym
+
+def rows():
+    yield {{"responses_create_params": {{"input": "?"}}, "city": "Paris"}}
+    yield queue.Queue().get()
+
+with Gym.from_graph({str(WEATHER)!r}, ray=False) as gym:
+    with gym.stream(rows(), size=1, max_staleness=1) as stream:
+        print(len(next(stream).rollouts))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

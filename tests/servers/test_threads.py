@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from gym_serve.servers.threads import Threads
+from gym_serve.servers.threads import _MOST, Threads
 
 
 async def test_functions_that_wait_do_so_at_once() -> None:
-    threads, together = Threads(), threading.Barrier(32, timeout=20)
-    await asyncio.gather(*(threads.run(together.wait) for _ in range(32)))
+    threads, together = Threads(), threading.Barrier(_MOST, timeout=20)
+    await asyncio.gather(*(threads.run(together.wait) for _ in range(_MOST)))
 
 
 async def test_quick_functions_share_a_thread() -> None:
@@ -27,7 +27,7 @@ async def test_quick_functions_share_a_thread() -> None:
 async def test_functions_that_never_return_leave_the_others_their_threads() -> None:
     threads, never = Threads(), threading.Event()
     for _ in range(3):
-        hanging = [asyncio.create_task(threads.run(never.wait)) for _ in range(32)]
+        hanging = [asyncio.create_task(threads.run(never.wait)) for _ in range(_MOST)]
         await asyncio.sleep(0.3)  # each has a thread
         for task in hanging:
             task.cancel()
