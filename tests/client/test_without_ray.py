@@ -260,6 +260,7 @@ class Stuck(ResourcesServer):
         return Verdict(reward=1.0)
 
 
+@pytest.mark.thorough
 def test_verifications_that_never_return_leave_the_others_their_rewards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
