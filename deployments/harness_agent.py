@@ -155,7 +155,8 @@ class HarnessAgent(AgentServer):
             if recording.failure is not None:  # it gave up, and said that all is well
                 raise recording.failure
             if answer.get("ended") == "timeout":
-                reason = f"the harness ran out of time (harness_timeout: {config.harness_timeout:g} s)"
+                limit = answer.get("limit", f"harness_timeout: {config.harness_timeout:g} s")
+                reason = f"the harness ran out of time ({limit})"
                 raise await self._late(episode, recording, PolicyDeadline(reason, stage="harness"))
             if status := answer.get("exit_status"):
                 if episode.response is None:  # it did not come to the policy

@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -38,7 +39,7 @@ from gym_serve.servers import Operation, ResourcesServer, Verdict, tool
 from gym_serve.servers.context import current
 from gym_serve.servers.tools import TASK_STEPS
 from gym_serve.servers.transport import Reply
-from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed, Unavailable
+from gym_serve.types.errors import Forbidden, InvalidRequest, PolicyDeadline, ToolFailed, Unavailable
 from gym_serve.types.requests import parse
 
 logger = logging.getLogger("gym_serve")
@@ -63,8 +64,10 @@ _TAKE_SECONDS = 40.0  # for what an agent left: its processes may delay each loo
 _SETUP_SECONDS = 600.0
 _SHARE = 0.8  # of the time that is left for a step, after its tests, that the next one may take to be set up
 _ANSWERS = ("reward.json", "reward.txt")
+_SIGNALLED = range(129, 193)  # exit statuses of a shell whose program a signal has ended
 _HARNESS_OUTPUT = 1 << 16
 _VERDICT_SECONDS = 30.0  # for the verdict on tests that were killed at their time limit
+_AGENTS_TIME = "timeout_sec of the task's agent"
 _ANSWER_SECONDS = 2.0  # for the answer on a program that was killed at its time limit
 
 
@@ -158,6 +161,11 @@ class Workspace(ResourcesServer):
             self.done: list[WorkspaceVerdict] = []  # of its steps, those that were tested
             self.count = 0  # of the steps that its reward is of
             self.lock = asyncio.Lock()
+            self.deadline = math.inf  # of the agent, by `time.monotonic`
+
+        def time_left(self, limit: float) -> float:
+            """Seconds that what the agent starts may take, of a limit."""
+            return min(limit, max(self.deadline - time.monotonic(), 0.1))
 
     config: Config
 
@@ -203,7 +211,13 @@ class Workspace(ResourcesServer):
                 spec = spec.model_copy(update={"network": "model"})
         if self.config.network is not None:
             spec = spec.model_copy(update={"network": self.config.network, "allowed_hosts": ()})
+        if task.carries_workdir and spec.workdir == "/":
+            raise InvalidRequest(
+                f"{row.task or row.image}: the work folder is /, too much for the tests to take "
+                "over: it needs a WORKDIR in its Dockerfile, or a workdir in task.toml"
+            )
         session.box = await self._box(spec, task, name=row.task)
+        session.deadline = time.monotonic() + task.agent_timeout
         if not task.steps:
             return None
         if (problem := await _begin(session.box, session.spec, task.steps[0])) is not None:
@@ -247,8 +261,9 @@ class Workspace(ResourcesServer):
         Args:
             command: The command, for bash.
         """
-        box, limit, words = _box_of(session), self.config.command_timeout, ["-c", _SHELL, "bash", command]
+        box, words = _tool_box(session), ["-c", _SHELL, "bash", command]
         async with session.lock:
+            limit = session.time_left(self.config.command_timeout)
             with _refusals():
                 done = await box.exec(
                     ["/bin/bash", *words], timeout=limit, output_limit=self.config.max_output_bytes
@@ -267,7 +282,7 @@ class Workspace(ResourcesServer):
             path: Its path, from the work folder.
         """
         with _refusals():
-            data = await _box_of(session).read(path, limit=self.config.max_output_bytes)
+            data = await _tool_box(session).read(path, limit=self.config.max_output_bytes)
         return data.decode("utf-8", "replace")
 
     @tool
@@ -279,7 +294,7 @@ class Workspace(ResourcesServer):
             content: The whole text.
         """
         with _refusals():
-            await _box_of(session).write(path, content.encode("utf-8", "surrogatepass"))
+            await _tool_box(session).write(path, content.encode("utf-8", "surrogatepass"))
         return f"wrote {path}"
 
     @tool
@@ -291,7 +306,7 @@ class Workspace(ResourcesServer):
             old: The text, with enough around it to be there once.
             new: What takes its place.
         """
-        box = _box_of(session)
+        box = _tool_box(session)
         async with session.lock:
             with _refusals():
                 text = (await box.read(path)).decode("utf-8", "surrogateescape")
@@ -313,13 +328,13 @@ class Workspace(ResourcesServer):
             if task is not None and task.steps:
                 task = task.steps[len(session.done)].task
             if task is None or task.solution is None:
-                raise InvalidRequest("the row has no solution")
+                raise InvalidRequest("the task has no solution (of Harbor's, solution/solve.sh)")
             await box.put(SOLUTION, task.solution)
             script = f"{SOLUTION}/solve.sh"
             done = await box.exec(
                 f"chmod +x {script}; read -r first <{script}; "
                 f"case $first in '#!'*) exec {script};; esac; exec bash {script}",
-                timeout=current().timeout() or 600.0,
+                timeout=session.time_left(current().timeout() or 600.0),
                 env={"DEBIAN_FRONTEND": "noninteractive", **task.solution_env},
             )
             return Reply.of({"exit_status": done.status, "output": done.text[-_SHOWN:], "ended": done.ended})
@@ -338,7 +353,8 @@ class Workspace(ResourcesServer):
             raise Forbidden("only an agent of this graph may run a program in the box of its session")
 
         async def run(call: Any) -> Reply:
-            box, left = _box_of(call.session.state), current().timeout() or 600.0
+            state: Workspace.Session = call.session.state
+            box, left = _box_of(state), current().timeout() or 600.0
             if not isinstance(box, Listens):
                 raise InvalidRequest(f"boxes of {self.config.sandbox} have no way to a model")
             try:
@@ -346,7 +362,7 @@ class Workspace(ResourcesServer):
                 async with ModelRelay(listener, wanted.model_url, wanted.model_token) as relay:
                     done = await box.exec(
                         ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *wanted.command],
-                        timeout=max(left - _ANSWER_SECONDS, 0.9 * left),
+                        timeout=state.time_left(max(left - _ANSWER_SECONDS, 0.9 * left)),
                         env={**model_variables(relay.base_url, relay.key), **wanted.env},
                         stdin=wanted.input.encode("utf-8", "surrogatepass"),
                         output_limit=_HARNESS_OUTPUT,
@@ -355,7 +371,9 @@ class Workspace(ResourcesServer):
                 raise InvalidRequest(f"the harness cannot be started: {error}") from None
             if relay.failure is not None:
                 raise Unavailable(relay.failure)
-            return Reply.of({"exit_status": done.status, "output": done.text, "ended": done.ended})
+            late = state.deadline < time.monotonic()
+            answer = {"exit_status": done.status, "output": done.text, "ended": done.ended}
+            return Reply.of({**answer, "limit": _AGENTS_TIME} if late else answer)
 
         return await self.in_session(session, run)
 
@@ -414,6 +432,7 @@ class Workspace(ResourcesServer):
             if any(rewards.get(name, -math.inf) < least for name, least in step.least.items()):
                 session.count = len(session.done)
             elif rest and await _begin_in_time(box, session.spec, rest[0]) is None:
+                session.deadline = time.monotonic() + rest[0].task.agent_timeout
                 return Reply.of({"instruction": rest[0].instruction})
             await self.close(session)
             return Reply.of({"instruction": None})
@@ -500,6 +519,7 @@ class Workspace(ResourcesServer):
             return WorkspaceVerdict(
                 reward=0.0, reason=f"the tests' reward cannot be read: {problem}", **details
             )
+        answers: list[tuple[float, str, dict[str, float]]] = []
         for name in _ANSWERS:
             try:
                 rewards = _rewards(name, await box.read(f"{LOGS}/verifier/{name}", limit=_REWARDS))
@@ -507,10 +527,14 @@ class Workspace(ResourcesServer):
                 continue
             except ValueError as error:
                 return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **details)
-            reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
-            reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
-            return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **details)
-        return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **details)
+            answers.append((rewards.get("reward", sum(rewards.values()) / len(rewards)), name, rewards))
+        if not answers or done.status < 0 or done.status in _SIGNALLED:
+            lack = "" if answers else f", and wrote no {' or '.join(_ANSWERS)}"
+            ended = f"the tests ended with status {done.status}{lack}: {done.text[-_REASON:]}"
+            return WorkspaceVerdict(reward=0.0, reason=ended, **details)
+        reward, name, rewards = min(answers)  # a program that the tests ran may have written one of the two
+        reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
+        return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **details)
 
 
 def _time_left() -> float:
@@ -555,6 +579,12 @@ def _box_of(session: Workspace.Session) -> Sandbox:
     if session.box is None:
         raise InvalidRequest("the session has no box: it was not seeded, or its episode is over")
     return session.box
+
+
+def _tool_box(session: Workspace.Session) -> Sandbox:
+    if session.deadline < time.monotonic():
+        raise PolicyDeadline(f"the agent ran out of time ({_AGENTS_TIME})", stage="tool")
+    return _box_of(session)
 
 
 async def _heal(box: Sandbox, check: HealthCheck, user: int | None) -> None:

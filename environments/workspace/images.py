@@ -261,17 +261,19 @@ def instructions(folder: Path) -> Iterator[tuple[str, str]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{path} cannot be read: {error}") from None
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
-    stages = 0
-    for line in filter(None, map(str.strip, joined.splitlines())):
-        name, _, rest = line.partition(" ")
+    joined = re.sub(r"\\[ \t]*\n(?:[ \t]*#.*\n)*", lambda end: " " + "\0" * end[0].count("\n"), text)
+    stages = following = 0
+    for line in joined.split("\n"):
+        number, following = following + 1, following + 1 + line.count("\0")
+        name, _, rest = line.replace("\0", "").strip().partition(" ")
+        if not name or name.startswith("#"):
+            continue
         name = name.upper()
         stages += name == "FROM"
         if stages > 1:
-            raise InvalidRequest(f"{path}: several stages are not supported by this provider")
+            raise InvalidRequest(f"{path}:{number}: several stages are not supported by this provider")
         if name not in _DOES | _IGNORED | {"FROM", "WORKDIR", "ENV", "USER", "ARG"}:
-            raise InvalidRequest(f"{path}: {name} is not supported by this provider")
+            raise InvalidRequest(f"{path}:{number}: {name} is not supported by this provider")
         yield name, rest.strip()
 
 

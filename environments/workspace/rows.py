@@ -80,6 +80,8 @@ class HarborRows:
         for task in folders:
             instruction = first_folder(task) / "instruction.md"
             text = instruction.read_text("utf-8") if instruction.is_file() else ""
+            if not text.strip():
+                raise InvalidRequest(f"{instruction} must say what to do, and is empty or not there")
             yield {
                 "responses_create_params": {"input": [{"role": "user", "content": text}]},
                 "task": str(task.resolve()),

@@ -5,6 +5,7 @@ Tests and solution are bytes of this process: they enter a box when it is their 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from pydantic import (
     Field,
     PositiveFloat,
     SecretStr,
+    ValidationError,
     ValidationInfo,
     model_validator,
 )
@@ -30,7 +32,7 @@ from gym_serve.environments.workspace.health import HealthCheck
 from gym_serve.environments.workspace.images import DOCKERFILE, archive_of
 from gym_serve.sandbox import SandboxSpec
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, problems_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -110,6 +112,7 @@ class Task:
     must_fail: bytes | None = None
     image: Path | None = None
     test_image: Path | None = None
+    agent_timeout: float = math.inf
     build_timeout: float = 600.0
     files: bytes | None = None
     carried: tuple[str, ...] = ()
@@ -306,7 +309,9 @@ def first_folder(folder: Path) -> Path:
 
 
 def _no_task(folder: Path, error: Exception) -> InvalidRequest:
-    return InvalidRequest(f"{folder} is no task that can be run here: {error}")
+    text = "; ".join(problems_of(error, "it")) if isinstance(error, ValidationError) else error
+    where = folder if isinstance(error, OSError) else folder / "task.toml"
+    return InvalidRequest(f"{where} is no task that can be run here: {text}")
 
 
 def _step(folder: Path, config: _Config, step: _Step) -> Step:
@@ -321,7 +326,8 @@ def _step(folder: Path, config: _Config, step: _Step) -> Step:
     update["env"] = {**config.verifier.env, **step.verifier.env}
     verifier = step.verifier.model_copy(update=update)
     artifacts = [*config.artifacts, *step.artifacts]
-    whole = config.model_copy(update={"verifier": verifier, "artifacts": artifacts})
+    agent = config.agent.model_copy(update=step.agent.model_dump(exclude_none=True))
+    whole = config.model_copy(update={"agent": agent, "verifier": verifier, "artifacts": artifacts})
     least = {"reward": step.min_reward} if isinstance(step.min_reward, float) else step.min_reward
     files = own / "workdir"
     return Step(
@@ -342,11 +348,15 @@ def _one(folder: Path, config: _Config, step: Path | None = None) -> Task:
     test_spec = (verifier.environment or config.environment).spec(verifier)
     environment = folder / "environment"
     if compose := [*environment.glob("docker-compose.y*ml")]:
-        raise ValueError(f"{compose[0]}: several containers are not supported")
+        raise OSError(f"{compose[0]}: several containers are not supported")
     places = [folder, *([] if step is None else [step])]
     tests = [place / "tests" for place in places if (place / "tests").is_dir()]
     if not any((place / "test.sh").is_file() for place in tests):
-        raise ValueError("it has no tests/test.sh")
+        raise FileNotFoundError("it has no tests/test.sh")
+    for script in (place / "test.sh" for place in tests if (place / "test.sh").is_file()):
+        with script.open("rb") as file:
+            if file.readline().endswith(b"\r\n"):
+                raise OSError(f"{script}:1 ends with CR LF, as on Windows, so no shell would run it")
     own = separate and (tests[-1] / DOCKERFILE).is_file()
     solved = places[-1] / "solution" / "solve.sh"
     sources = [entry if isinstance(entry, str) else entry.source for entry in config.artifacts]
@@ -355,6 +365,7 @@ def _one(folder: Path, config: _Config, step: Path | None = None) -> Task:
         spec=spec.model_copy(update={"user": config.agent.user}),
         image=image,
         test_image=tests[-1] if own else image,
+        agent_timeout=config.agent.timeout_sec or math.inf,
         build_timeout=config.environment.build_timeout_sec,
         carried=tuple(dict.fromkeys([PUBLISHED, *sources])),
         carries_workdir=not separate,

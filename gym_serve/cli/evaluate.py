@@ -197,6 +197,8 @@ def evaluate(
         return
     if not request.models:
         raise typer.BadParameter("choose one --model or more; scripted is a stand-in that needs nothing")
+    if baseline is not None:
+        _stored(baseline)
     plan = request.plan()
     fetch_weights([*plan.models, *([plan.judge] if plan.judge else [])], yes=yes)
     record = plan.record()

@@ -78,9 +78,11 @@ def export(
 
     report = write(_read(rollouts), to, output, min_reward=min_reward, overwrite=overwrite, **values)
     if as_json:
-        print_json({"ok": True, **report.to_json()})
+        print_json({"ok": report.records > 0, **report.to_json()})
     else:
         _print(report)
+    if not report.records:
+        raise typer.Exit(1)
 
 
 def _read(paths: list[Path]) -> Iterator[JSON]:

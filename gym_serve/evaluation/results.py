@@ -124,7 +124,8 @@ def results_of(
     for agent, (benchmark, model) in agents.items():
         cells.append(tallies[agent].cell(benchmark, model, by))
     if baseline is not None:
-        before = _read(baseline, (), {})
+        stored = _read(baseline, (), {})
+        before = {agent: _earlier(stored, agent, cell) for agent, cell in zip(agents, cells, strict=True)}
         pairs = [_pair(before[agent], tallies[agent]) for agent in agents]
         for cell, agent in zip(cells, agents, strict=True):
             if others := len(tallies[agent].other_rows(before[agent])):
@@ -200,7 +201,7 @@ class _Tally:
             input_tokens=usage.get("input_tokens") or 0,
             output_tokens=tokens,
         )
-        if isinstance(limit := rollout.get("stopped_by"), str):
+        if answered and isinstance(limit := rollout.get("stopped_by"), str):
             self.limits[limit] += 1
         if answer is not None:
             self.letters[str(value)] += 1
@@ -218,7 +219,8 @@ class _Tally:
             cell.reducers = dict(self._reducers())
             cell.by = {field: groups for field in by if (groups := self._broken_down(field))}
             cell.worst = [row for reward, row in self.worst if reward < 1]
-        cell.health = list(self._health())
+            cell.health = [f"no rollout has the field {name} of --by" for name in by if name not in cell.by]
+        cell.health += self._health()
         return cell
 
     @property
@@ -291,6 +293,20 @@ def _score(rows: Iterable[list[float]], *, binary: bool) -> Score:
     figure = mean_over_tasks(list(rows), binary=binary)
     interval = figure.confidence()
     return Score(figure.value, interval.get("low"), interval.get("high"), figure.num_tasks)
+
+
+def _earlier(stored: Mapping[str, _Tally], agent: str, cell: Cell) -> _Tally:
+    """What a baseline has of a cell's model, or of another one that it has alone; the cell says so."""
+    if agent in stored:
+        return stored[agent]
+    place = f"{cell.benchmark}/"
+    others = [name for name, one in stored.items() if any(row.startswith(place) for row in one.contents)]
+    if len(others) == 1:
+        cell.health.append(f"the baseline is of another model: {others[0]}")
+        return stored[others[0]]
+    models = f"only {', '.join(sorted(others))}" if others else "nothing of this benchmark"
+    cell.health.append(f"not compared, the baseline has {models}")
+    return _Tally()
 
 
 def _pair(before: _Tally, after: _Tally) -> tuple[list[float], list[float]] | None:

@@ -112,7 +112,10 @@ class Header:
         """Raise a `Conflict` that says which of ``now`` (``input``, ``expansion``, ``graph``) changed since
         the header was written. ``path`` is the main file, for the message."""
         then = {part: getattr(self, part) for part in _COMPARED}
-        changes = list(differences(then, exact_json(exact_bytes(now))))
+        changes = [
+            "the rows or their prompts are others" if change.startswith("input.digest") else change
+            for change in differences(then, exact_json(exact_bytes(now)))
+        ]
         if changes:
             more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
             lines = "".join(f"\n  - {change}" for change in changes[:_SHOWN] + more)
@@ -163,7 +166,9 @@ class Journal:
             self._files.append(RecordFile(outputs.failures, spare=_SPARE_BYTES))
             if any(file.size for file in self._files):
                 if not resume:
-                    raise Conflict(f"{outputs.rollouts} holds a run; resume it, or write to another file")
+                    raise Conflict(
+                        f"{outputs.rollouts} holds a run; resume it (--resume), or write to another file (-o)"
+                    )
                 self.header = Header.read(outputs.header)
                 if self.header is None:
                     raise Conflict(f"{outputs.rollouts} cannot be resumed: {outputs.header.name} is missing")

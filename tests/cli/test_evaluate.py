@@ -107,6 +107,7 @@ def test_a_column_is_mapped(endpoint: ChatEndpoint) -> None:
         (("sums.csv", "--model", "scripted"), 1, "say how answers are scored"),
         (("sums.csv", "--model", "scripted", "--rows", "x"), 2, "must be NAME=VALUE"),
         (("--repeat-of", "nothing"), 1, "nothing/results.json cannot be read"),
+        (("gsm8k", "--model", "scripted", "--baseline", "nothing"), 1, "nothing/results.json cannot be read"),
         (("simpleqa", "--sample", "--model", "scripted", "-o", "out"), 1, "choose its model (--judge)"),
         (("countdown", "--agent", "oracle", "--model", "scripted"), 1, "reasoning_gym has no agent 'oracle'"),
         (("mmlu", "--sandbox", "docker", "--model", "scripted"), 1, "no environment of the benchmarks has"),
@@ -131,8 +132,7 @@ def test_tasks_in_boxes_by_an_agent_of_their_graph(
     results = orjson.loads((folder / "out" / "results.json").read_bytes())
     assert [cell["score"]["mean"] for cell in results["cells"]] == [score]
     assert results["agent"] == {"name": agent}
-    stopped = f"1 of 1 rollouts were stopped by {agent}, and are scored as they stand"
-    assert results["cells"][0]["health"] == [stopped]
+    assert results["cells"][0]["health"] == []
 
 
 def test_a_verdict_that_replaces_the_gold_is_verified_against_the_row(

@@ -50,6 +50,7 @@ def test_what_is_written_and_what_is_left_out(rollouts: Path, tmp_path: Path) ->
     result = invoke(rollouts, rollouts, "--to", "sft", "-o", out, "--overwrite", "--json")
     report = json.loads(result.stdout)
     assert (report["read"], report["exported"], report["records"]) == (6, 6, 6)
+    assert invoke(rollouts, "--to", "nemo_rl", "-o", tmp_path / "tokens.jsonl").exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_a_folder_with_several_tasks_has_no_box(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "tasks" / name).mkdir(parents=True)
         (tmp_path / "tasks" / name / "task.toml").touch()
+        (tmp_path / "tasks" / name / "instruction.md").write_text("Do it.")
     done = invoke("debug", f"harbor:{tmp_path}/tasks")
     assert (done.exit_code, "has several tasks: name the folder of one" in done.stderr) == (1, True)
 

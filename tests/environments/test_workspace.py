@@ -173,8 +173,8 @@ async def test_an_image_is_built_once(bench: Bench, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("FROM a\nFROM b", "several stages"),
-        ("FROM a\nONBUILD RUN x", "ONBUILD is not supported"),
+        ("FROM a\nFROM b", "Dockerfile:2: several stages"),
+        ("FROM a\nRUN b \\\n# c\n  d\n\nONBUILD RUN x", "Dockerfile:6: ONBUILD is not supported"),
     ],
 )
 def test_a_dockerfile_that_is_refused(tmp_path: Path, text: str, reason: str) -> None:
@@ -319,9 +319,7 @@ async def test_what_a_task_reads_of_the_machine(tmp_path: Path) -> None:
     assert seen["output"] == "given|some: text||$5 ${GIVEN}|given||\n"
     assert (await bench.verify(row, []))["test_output"] == "given tested  own\n"
     bench.session = None
-    with pytest.raises(
-        InvalidRequest, match=r"solution\.env\.SOLVED\n.* it reads SOLVING, which the setting"
-    ):
+    with pytest.raises(InvalidRequest, match=r"solution\.env\.SOLVED: it reads SOLVING, which the setting"):
         await bench.call("seed_session", {**row, "oracle": True})
     await bench.host.stop()
 
@@ -370,17 +368,17 @@ async def test_the_network_of_the_agents_boxes_is_a_setting(tmp_path: Path) -> N
         ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
         (
             "[verifier]\nenv = {KEY = '${SECRET}'}",
-            r"verifier\.env\.KEY\n.* it reads SECRET, which the setting",
+            r"task\.toml is no .* verifier\.env\.KEY: it reads SECRET, which the setting",
         ),
         (
             "[environment]\nenv = {KEY = '${HOME}'}",
-            r"environment\.env\.KEY\n.* it reads HOME, which the setting",
+            r"environment\.env\.KEY: it reads HOME, which the setting",
         ),
         ("[[steps]]\nname = 'a'\n[steps.verifier]\nenv = {KEY = '${A}'}", r"steps\.0\.verifier\.env\.KEY"),
         ("[environment]\nmemory = 'much'", "memory"),
         ("artifacts = ['relative']", None),
         ("[verifier]\ntimeout_sec = -1", "greater than 0"),
-        ("nonsense", "no task that can be run here"),
+        ("[a]\n[a]", r"/task\.toml is no task that can be run here: .*line 2"),
     ],
 )
 def test_a_configuration_that_is_refused(tmp_path: Path, config: str, reason: str | None) -> None:
@@ -388,6 +386,70 @@ def test_a_configuration_that_is_refused(tmp_path: Path, config: str, reason: st
     (tmp_path / "task.toml").write_text(config)
     with pytest.raises(InvalidRequest, match=reason):
         task_of(WorkspaceRow(task=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("tests/test.sh", "#!/bin/sh\r\ntrue\r\n", "tests/test.sh:1 ends with CR LF"),
+        ("tests/test.sh", None, "it has no tests/test.sh"),
+        ("instruction.md", " \n", "instruction.md must say what to do"),
+        ("instruction.md", None, "instruction.md must say what to do"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, name: str, text: str | None, reason: str) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).unlink()
+    if text is not None:
+        (tmp_path / name).write_bytes(text.encode())
+    with pytest.raises(InvalidRequest, match=reason):
+        [task_of(WorkspaceRow(task=row["task"])) for row in HarborRows().rows(tmp_path)]
+
+
+@needs_bubblewrap
+async def test_a_work_folder_that_nothing_can_take_over(bench: Bench, tmp_path: Path) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "environment" / "Dockerfile").write_text("FROM a\n")
+    with pytest.raises(InvalidRequest, match="needs a WORKDIR in its Dockerfile"):
+        await bench.call("seed_session", {"task": str(tmp_path)})
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("script", "reward", "reason"),
+    [
+        ("echo 1 >reward.txt; echo '{\"reward\": 1}' >reward.json", 1.0, None),
+        ("echo 0 >reward.txt; echo '{\"reward\": 1}' >reward.json", 0.0, "reward.txt says"),
+        ("echo 1 >reward.txt; sh -c 'kill -9 $PPID'", 0.0, "ended with status 137"),
+        ("echo there; exit 3", 0.0, "ended with status 3, and wrote no reward.json or reward.txt: there"),
+    ],
+)
+async def test_rewards_that_a_program_may_have_written(
+    bench: Bench, tmp_path: Path, script: str, reward: float, reason: str | None
+) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tests" / "test.sh").write_text(f"#!/bin/sh\ncd /logs/verifier\n{script}\n")
+    await bench.call("seed_session", {"task": str(tmp_path)})
+    verdict = await bench.verify({"task": str(tmp_path)}, [])
+    assert verdict["reward"] == reward
+    assert reason is None or reason in verdict["reason"]
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("agent", ["workspace_agent", "oracle"])
+async def test_the_time_that_a_task_gives_its_agent(agent: str, tmp_path: Path) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "task.toml").write_text("[agent]\ntimeout_sec = 1\n")
+    (tmp_path / "solution" / "solve.sh").write_text("sleep 60")
+    (row,) = HarborRows().rows(tmp_path)
+    with Gym.from_graph(
+        "workspace", ray=False, overrides=says("sleep 60", "touch a", "touch b", None)
+    ) as gym:
+        [rollout] = [rollout async for rollout in gym.rollouts([row], agent=agent)]
+    assert rollout["reward"] == 0.0, rollout
+    if agent != "oracle":
+        assert rollout["stopped_by"] == "tool_deadline"
+        assert "timeout_sec" in rollout["reason"]
 
 
 @needs_bubblewrap

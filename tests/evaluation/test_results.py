@@ -14,8 +14,6 @@ from gym_serve.evaluation.report import write_html
 from gym_serve.evaluation.results import Results, holm, results_of
 from gym_serve.metrics.estimators import sign_flip
 
-AGENTS = {"sums--m": ("sums", "m")}
-
 
 def rollout(row: int, reward: float, text: str = "4", **changes: Any) -> dict[str, Any]:
     content = [{"type": "output_text", "text": text}]
@@ -38,13 +36,15 @@ def run(
     rollouts: list[dict[str, Any]],
     asked: int | None = None,
     questions: list[str] | None = None,
+    agent: str = "sums--m",
     **options: Any,
 ) -> Results:
     folder.mkdir(exist_ok=True)
     file = folder / "rollouts.jsonl"
-    file.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in rollouts))
+    named = [{**one, "agent_ref": {"name": agent}} for one in rollouts]
+    file.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in named))
     rows = [
-        {"agent_ref": {"name": "sums--m"}, "benchmark_row": f"sums/{n}"}
+        {"agent_ref": {"name": agent}, "benchmark_row": f"sums/{n}"}
         for n in range(len(rollouts) if asked is None else asked)
     ]
     if questions is not None:
@@ -55,7 +55,7 @@ def run(
     inputs = b"".join(orjson.dumps(row) + b"\n" for row in rows)
     (folder / "rollouts_materialized_inputs.jsonl").write_bytes(inputs)
     record = {"gym_serve": "0", "models": [{"label": "m"}], "benchmarks": []}
-    return results_of(file, AGENTS, record, **options)
+    return results_of(file, {agent: ("sums", agent.removeprefix("sums--"))}, record, **options)
 
 
 def test_a_score_is_the_mean_over_rows(tmp_path: Path) -> None:
@@ -115,6 +115,7 @@ def test_a_field_breaks_it_down(tmp_path: Path) -> None:
     (cell,) = run(tmp_path, rollouts, by=["level", "nosuch"]).cells
     assert {value: score.rows for value, score in cell.by["level"].items()} == {"easy": 2, "hard": 4}
     assert "nosuch" not in cell.by
+    assert cell.health == ["no rollout has the field nosuch of --by"]
 
 
 def test_a_baseline_is_paired_by_row(tmp_path: Path) -> None:
@@ -126,6 +127,27 @@ def test_a_baseline_is_paired_by_row(tmp_path: Path) -> None:
     assert (difference.rows, difference.baseline, difference.mean) == (10, 0.0, 1.0)
     assert difference.p == 2 / 2**10
     assert difference.is_clear
+
+
+def test_a_baseline_of_another_model(tmp_path: Path) -> None:
+    run(tmp_path / "before", [rollout(n, 0) for n in range(12)])
+    baseline = tmp_path / "before" / "rollouts.jsonl"
+    now = [rollout(n, 1) for n in range(12)]
+    (cell,) = run(tmp_path / "now", now, agent="sums--other", baseline=baseline).cells
+    assert cell.difference is not None
+    assert (cell.difference.rows, cell.difference.mean) == (12, 1.0)
+    assert cell.health[-1] == "the baseline is of another model: sums--m"
+    with baseline.open("ab") as file:
+        file.write(orjson.dumps({**rollout(0, 1), "agent_ref": {"name": "sums--third"}}) + b"\n")
+    baseline.with_name("rollouts_materialized_inputs.jsonl").write_bytes(
+        b"".join(
+            orjson.dumps({"agent_ref": {"name": f"sums--{name}"}, "benchmark_row": "sums/0"}) + b"\n"
+            for name in ("m", "third")
+        )
+    )
+    (cell,) = run(tmp_path / "now", [rollout(0, 1)], agent="sums--other", baseline=baseline).cells
+    assert cell.difference is None
+    assert "not compared, the baseline has only sums--m, sums--third" in cell.health
 
 
 def test_a_baseline_of_other_rows_is_not_compared(tmp_path: Path) -> None:

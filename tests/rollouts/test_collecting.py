@@ -281,7 +281,9 @@ async def test_a_changed_file_is_explained(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     await stopped_after(3, source, output)
     write_jsonl(source, [*rows(29), row(99)])
-    with pytest.raises(Conflict, match=r"was started on .* with other settings(.|\n)*input.digest: was"):
+    with pytest.raises(
+        Conflict, match=r"was started on .* with other settings(.|\n)*the rows or their prompts"
+    ):
         await collect(source, output, collection(FakeAgent()), resume=True)
 
 

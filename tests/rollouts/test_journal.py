@@ -120,7 +120,7 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with opened(path) as journal:
         journal.append(row_of(0), scored(row_of(0)))
-    with pytest.raises(Conflict, match=r"out.jsonl holds a run; resume it"):
+    with pytest.raises(Conflict, match=r"out.jsonl holds a run; resume it \(--resume\)"):
         Journal(Outputs.of(path), resume=False)
 
 
