@@ -4,6 +4,7 @@ The text is hostile. Every exception of a parser becomes `Unparsable`. Entities,
 are expanded, deep nesting, and texts on which a parser takes quadratic time are refused beforehand.
 
 Values of XML and CSV are converted to the types that the schema asks for; one that cannot be stays a string.
+YAML is read as both of its versions have it, and dates are strings, as JSON has none.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict
+from datetime import date, time
+from itertools import islice
+from typing import Any, ClassVar, Literal, TypedDict
 from xml.parsers.expat import ExpatError
 
 import xmltodict
@@ -58,14 +62,38 @@ class _YamlLoader(_SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
-def parse_text(text: str, format_: Format) -> Any:
+class _NewYamlLoader(_YamlLoader):
+    """Of YAML 1.2: 12:30, 2024-01-01 and ``no`` are texts, 1e3 is a number. Keys are texts, as in JSON."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+for _kind, _spelling in {
+    "null": r"null|Null|NULL|~|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?",
+}.items():
+    _NewYamlLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_spelling})\Z"), None
+    )
+
+
+def parse_text(text: str, format_: Format, *, newer: bool = False) -> Any:
     """The value that the whole text denotes; of XML what xmltodict makes of it, of CSV a list with an object
-    of strings per row. Raises Unparsable: it denotes none, or is larger than anything that a row asks for.
+    of strings per row. YAML is of version 1.1, or 1.2 (``newer``). Raises Unparsable: it denotes none, or is
+    larger than anything that a row asks for.
     """
     if len(text) > MAX_CHARS[format_]:
         raise Unparsable(f"longer than {MAX_CHARS[format_]} characters")
     try:
-        value = _PARSERS[format_](text)
+        value = _yaml(text, _NewYamlLoader) if newer else _PARSERS[format_](text)
     except Unparsable:
         raise
     except (ValueError, ExpatError, csv.Error, yaml.YAMLError, RecursionError) as error:
@@ -92,10 +120,10 @@ def _no_number(name: str) -> Any:
     raise Unparsable(f"{name} is not valid JSON")
 
 
-def _yaml(text: str) -> Any:
+def _yaml(text: str, loader: Any = _YamlLoader) -> Any:
     # The events first, as they come one by one: building the value is where small texts grow.
     depth = aliases = 0
-    for event in yaml.parse(text, Loader=_YamlLoader):
+    for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -104,10 +132,19 @@ def _yaml(text: str) -> Any:
         if depth > _MAX_DEPTH or aliases > _MAX_ALIASES:
             raise Unparsable("nested too deeply, or too many aliases")
     try:
-        return yaml.load(text, Loader=_YamlLoader)
+        return yaml.load(text, Loader=loader)
     except (TypeError, AttributeError, OverflowError, LookupError) as error:
         # PyYAML's constructors of dates and numbers let some of these through.
         raise Unparsable(f"{type(error).__name__}: {error}") from None
+
+
+def _without_dates(value: Any) -> Any:
+    """A value of TOML with its dates and times as texts."""
+    if isinstance(value, dict):
+        return {key: _without_dates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_without_dates, value))
+    return value.isoformat() if isinstance(value, date | time) else value
 
 
 def _csv(text: str) -> list[dict[str, str]]:
@@ -123,7 +160,7 @@ _PARSERS: dict[Format, Callable[[str], Any]] = {
     "json": _json,
     "yaml": _yaml,
     "xml": xmltodict.parse,  # it refuses entities, so nothing in it can grow
-    "toml": tomllib.loads,
+    "toml": lambda text: _without_dates(tomllib.loads(text)),
     "csv": _csv,
 }
 
@@ -137,6 +174,8 @@ def _check_size(value: Any) -> None:
             nodes += 1
             if isinstance(item, int) and item.bit_length() > _MAX_BITS:
                 raise Unparsable(f"a number of more than {_MAX_DIGITS} digits")
+            if isinstance(item, float) and not math.isfinite(item):  # which every bound of a schema lets pass
+                raise Unparsable(f"{item} is no number of JSON")
             if isinstance(item, dict):
                 inner.extend(item.values())
             elif isinstance(item, list):
@@ -149,58 +188,100 @@ def _check_size(value: Any) -> None:
     raise Unparsable(f"nested deeper than {_MAX_DEPTH} levels")
 
 
+_NUMBER = re.compile(r"\s*[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*")
+"""As XML Schema has it; Python reads ``1_000`` and the digits of all scripts too."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def coerce_xml(value: Any, schema: Any) -> Any:
-    """What xmltodict made of XML, with the types of ``schema``.
+def coerce_xml(value: Any, schema: Any, root: Any = None) -> Any:
+    """What xmltodict made of XML, with the types of ``schema``, which is a part of ``root``.
 
     An element that repeats is a list, also with the elements inside a wrapper (``<tags><tag>``), and
     also if there is one of them, or none. An empty element is an empty string where one is asked for.
     """
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind == "object" and isinstance(value, dict):
-        properties = schema.get("properties", {})
-        return {key: coerce_xml(item, properties.get(key)) for key, item in value.items()}
-    if kind == "array":
-        if isinstance(value, dict) and len(value) == 1:
+    root = schema if root is None else root
+    kinds, properties, inner = _read_as(schema, root)
+    if "object" in kinds and isinstance(value, dict):
+        return {key: coerce_xml(item, properties.get(key, {}), root) for key, item in value.items()}
+    is_list = isinstance(value, list | dict) or kinds <= {"array", "object", "null"}
+    if "array" in kinds and is_list and (value is not None or "null" not in kinds):
+        # A wrapper, unless it is a list of one object with one property.
+        if isinstance(value, dict) and len(value) == 1 and not value.keys() & _read_as(inner, root)[1].keys():
             (value,) = value.values()
         items = value if isinstance(value, list) else [] if value is None else [value]
-        return [coerce_xml(item, schema.get("items")) for item in items]
-    if value is None and kind == "string":
+        return [coerce_xml(item, inner, root) for item in items]
+    if value is None and "string" in kinds and "null" not in kinds:
         return ""
-    return _scalar(value, kind) if isinstance(value, str) else value
+    return _scalar(value, kinds) if isinstance(value, str) else value
 
 
 def coerce_csv(rows: list[dict[str, str]], schema: Any) -> list[dict[str, Any]]:
     """Rows of CSV with the types of ``schema``: that of the list, or of one row."""
-    row_schema = schema.get("items", schema) if isinstance(schema, dict) else {}
-    properties = row_schema.get("properties", {}) if isinstance(row_schema, dict) else {}
-    return [{key: _cell(value, properties.get(key)) for key, value in row.items()} for row in rows]
+    kinds, properties, inner = _read_as(schema, schema)
+    if not properties or "array" in kinds:
+        properties = _read_as(inner, schema)[1]
+    columns = {key: _read_as(column, schema)[0] for key, column in properties.items()}
+    return [{key: _cell(value, columns.get(key, set())) for key, value in row.items()} for row in rows]
 
 
-def _cell(value: str, schema: Any) -> Any:
-    kind = schema.get("type") if isinstance(schema, dict) else None
+def _read_as(schema: Any, root: Any) -> tuple[set[str], dict[str, Any], Any]:
+    """The types that a schema allows, its properties, and the schema of its items: those of its alternatives
+    and of what it refers to within ``root`` too."""
+    kinds: set[str] = set()
+    properties: dict[str, Any] = {}
+    inner: Any = {}
+    parts = [schema]
+    for part in islice(parts, _MAX_PARTS):  # it grows on the way
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("type")
+        kinds |= {kind} if isinstance(kind, str) else set(kind or ())
+        if kind is None:
+            values = [*part.get("enum", ()), *([part["const"]] if "const" in part else ())]
+            kinds |= {_KIND_OF[type(one)] for one in values}
+        properties |= part.get("properties", {})
+        inner = part.get("items", inner)
+        parts += [*part.get("anyOf", ()), *part.get("oneOf", ()), *part.get("allOf", ())]
+        parts += [_at(root, part["$ref"])] if "$ref" in part else []
+    return kinds, properties, inner
+
+
+def _at(root: Any, reference: str) -> Any:
+    place = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
+    return place
+
+
+_MAX_PARTS = 100
+_KIND_OF: dict[type, str] = {
+    **{str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"},
+    **{dict: "object", list: "array"},
+}
+
+
+def _cell(value: str, kinds: set[str]) -> Any:
     if not value:
-        return None if isinstance(kind, list) and "null" in kind else value
-    return _scalar(value, kind)
+        return None if "null" in kinds else value
+    return _scalar(value, kinds)
 
 
-def _scalar(text: str, kind: Any) -> Any:
-    """``text`` as the type ``kind``, or the first of a list of types that it can be read as."""
-    if isinstance(kind, list):
-        values = (_scalar(text, one) for one in kind if one not in ("null", "string"))
-        return next((value for value in values if not isinstance(value, str)), text)
-    if kind == "boolean":
-        return _BOOLEANS.get(text.lower(), text)
+def _scalar(text: str, kinds: set[str]) -> Any:
+    """``text`` as a type that it can be read as; else itself, and the validator says what is wrong."""
+    if (
+        "boolean" in kinds
+        and text.lower() in _BOOLEANS
+        and not (text.isdigit() and kinds & {"integer", "number"})
+    ):
+        return _BOOLEANS[text.lower()]
+    if not _NUMBER.fullmatch(text):
+        return text
     try:
-        if kind == "integer":
+        if "integer" in kinds:
             return int(text)
-        if kind == "number" and math.isfinite(number := float(text)):
-            return number
     except ValueError:
-        pass  # the validator says what is wrong with it
-    return text
+        pass
+    return number if "number" in kinds and math.isfinite(number := float(text)) else text
 
 
 Fault = Literal[
@@ -227,10 +308,18 @@ class Checked(TypedDict):
 
 
 def check(document: Document) -> Checked:
-    """Parse a text, and validate its value."""
+    """Parse a text, and validate its value. Of YAML either version will do: a prompt names none, and they
+    differ in what a plain ``no``, ``12:30`` or ``1e3`` is."""
+    checked = _check(document)
+    if document["format"] == "yaml" and checked and checked["fault"] != "invalid_row":
+        return {} if not _check(document, newer=True) else checked
+    return checked
+
+
+def _check(document: Document, *, newer: bool = False) -> Checked:
     try:
         schema = schema_of(document["schema"], document["strict"])
-        value: Any = parse_text(document["text"], document["format"] or "json")
+        value: Any = parse_text(document["text"], document["format"] or "json", newer=newer)
         if document["format"] == "csv":
             value = coerce_csv(value, schema.schema)
         elif document["format"] == "xml" and document["coerce"]:
