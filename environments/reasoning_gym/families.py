@@ -1,7 +1,6 @@
 """Families that are not left to the package's verifiers, with the reasons.
 
-`SCORED_HERE`: their verifier runs the answer (`eval`, SymPy's ``parse_expr``), finds every answer right, or
-gives wrong ones much of the score.
+`SCORED_HERE`: their verifier runs the answer (`eval`, SymPy's ``parse_expr``), or finds every answer right.
 `LITERALS`: it reads a list in the answer with `eval`; in the scoring process that is a reader of literals.
 `REFUTED`: it gives the full score to some wrong answers, which score 0 here.
 
@@ -108,17 +107,6 @@ def _value(text: str) -> float:
     return float(Fraction(text)) if "/" in text else float(text)
 
 
-def _coin_flip(answer: str, item: Item) -> None:
-    # The package gives a share for each first digit: most of it to "0.5".
-    gold = _value(item["answer"])
-    try:
-        value = _value(answer)
-    except (ValueError, ArithmeticError):
-        raise Unsolved("it is no number") from None
-    if not (abs(value - gold) <= 1e-4 and math.isclose(value, gold, rel_tol=1e-3)):
-        raise Unsolved("it is another probability")
-
-
 def _game_of_life_halting(answer: str, item: Item) -> None:
     # The package compares bool(answer) with bool(item["answer"]): two texts that are not empty.
     if answer.strip().lower() != item["answer"].lower():
@@ -127,7 +115,6 @@ def _game_of_life_halting(answer: str, item: Item) -> None:
 
 SCORED_HERE: Mapping[str, Callable[[str, Item], None]] = {
     "bitwise_arithmetic": _bitwise_arithmetic,
-    "coin_flip": _coin_flip,
     "countdown": partial(_game, close=0.05),
     "game_of_life_halting": _game_of_life_halting,
     "intermediate_integration": _integration,
@@ -191,7 +178,7 @@ def _other_integer(answer: str, item: Item) -> str | None:
     return None
 
 
-def _other_decimal(answer: str, item: Item) -> str | None:
+def _other_value(answer: str, item: Item) -> str | None:
     same = math.isclose(_value(answer), _value(item["answer"]), rel_tol=1e-3)
     return None if same else "it is another number"
 
@@ -270,7 +257,8 @@ def hedged(answer: str, item: Item) -> bool:
 
 REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "calendar_arithmetic": _other_integer,  # where -1 is right, wrong numbers score above 1
-    "decimal_arithmetic": _other_decimal,  # it may be wrong by 0.001, so that "0" is 0.0004
+    "coin_flip": _other_value,  # "0" is the beginning of "0.0001220703125"
+    "decimal_arithmetic": _other_value,  # it may be wrong by 0.001, so that "0" is 0.0004
     "figlet_fonts": _other_letters,  # ten equal letters are enough
     "fraction_simplification": _several_fractions,  # text after the first one is not looked at
     "game_of_life": _other_board,  # rows and cells beyond the board are not looked at

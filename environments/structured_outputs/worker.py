@@ -4,7 +4,6 @@ The text is hostile. Every exception of a parser becomes `Unparsable`. Entities,
 are expanded, deep nesting, and texts on which a parser takes quadratic time are refused beforehand.
 
 Values of XML and CSV are converted to the types that the schema asks for; one that cannot be stays a string.
-YAML is read as both of its versions have it, and dates are strings, as JSON has none.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from datetime import date, time
 from itertools import islice
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 from xml.parsers.expat import ExpatError
 
 import xmltodict
@@ -62,38 +60,14 @@ class _YamlLoader(_SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
-class _NewYamlLoader(_YamlLoader):
-    """Of YAML 1.2: 12:30, 2024-01-01 and ``no`` are texts, 1e3 is a number. Keys are texts, as in JSON."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                key.tag = "tag:yaml.org,2002:str"
-        return super().construct_mapping(node, deep)
-
-
-for _kind, _spelling in {
-    "null": r"null|Null|NULL|~|",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+",
-    "float": r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?",
-}.items():
-    _NewYamlLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_spelling})\Z"), None
-    )
-
-
-def parse_text(text: str, format_: Format, *, newer: bool = False) -> Any:
+def parse_text(text: str, format_: Format) -> Any:
     """The value that the whole text denotes; of XML what xmltodict makes of it, of CSV a list with an object
-    of strings per row. YAML is of version 1.1, or 1.2 (``newer``). Raises Unparsable: it denotes none, or is
-    larger than anything that a row asks for.
+    of strings per row. Raises Unparsable: it denotes none, or is larger than anything that a row asks for.
     """
     if len(text) > MAX_CHARS[format_]:
         raise Unparsable(f"longer than {MAX_CHARS[format_]} characters")
     try:
-        value = _yaml(text, _NewYamlLoader) if newer else _PARSERS[format_](text)
+        value = _PARSERS[format_](text)
     except Unparsable:
         raise
     except (ValueError, ExpatError, csv.Error, yaml.YAMLError, RecursionError) as error:
@@ -120,10 +94,10 @@ def _no_number(name: str) -> Any:
     raise Unparsable(f"{name} is not valid JSON")
 
 
-def _yaml(text: str, loader: Any = _YamlLoader) -> Any:
+def _yaml(text: str) -> Any:
     # The events first, as they come one by one: building the value is where small texts grow.
     depth = aliases = 0
-    for event in yaml.parse(text, Loader=loader):
+    for event in yaml.parse(text, Loader=_YamlLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -132,19 +106,10 @@ def _yaml(text: str, loader: Any = _YamlLoader) -> Any:
         if depth > _MAX_DEPTH or aliases > _MAX_ALIASES:
             raise Unparsable("nested too deeply, or too many aliases")
     try:
-        return yaml.load(text, Loader=loader)
+        return yaml.load(text, Loader=_YamlLoader)
     except (TypeError, AttributeError, OverflowError, LookupError) as error:
         # PyYAML's constructors of dates and numbers let some of these through.
         raise Unparsable(f"{type(error).__name__}: {error}") from None
-
-
-def _without_dates(value: Any) -> Any:
-    """A value of TOML with its dates and times as texts."""
-    if isinstance(value, dict):
-        return {key: _without_dates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return list(map(_without_dates, value))
-    return value.isoformat() if isinstance(value, date | time) else value
 
 
 def _csv(text: str) -> list[dict[str, str]]:
@@ -160,7 +125,7 @@ _PARSERS: dict[Format, Callable[[str], Any]] = {
     "json": _json,
     "yaml": _yaml,
     "xml": xmltodict.parse,  # it refuses entities, so nothing in it can grow
-    "toml": lambda text: _without_dates(tomllib.loads(text)),
+    "toml": tomllib.loads,
     "csv": _csv,
 }
 
@@ -174,8 +139,8 @@ def _check_size(value: Any) -> None:
             nodes += 1
             if isinstance(item, int) and item.bit_length() > _MAX_BITS:
                 raise Unparsable(f"a number of more than {_MAX_DIGITS} digits")
-            if isinstance(item, float) and not math.isfinite(item):  # which every bound of a schema lets pass
-                raise Unparsable(f"{item} is no number of JSON")
+            if isinstance(item, float) and math.isnan(item):  # which every bound of a schema lets pass
+                raise Unparsable("NaN is no number of JSON")
             if isinstance(item, dict):
                 inner.extend(item.values())
             elif isinstance(item, list):
@@ -308,18 +273,10 @@ class Checked(TypedDict):
 
 
 def check(document: Document) -> Checked:
-    """Parse a text, and validate its value. Of YAML either version will do: a prompt names none, and they
-    differ in what a plain ``no``, ``12:30`` or ``1e3`` is."""
-    checked = _check(document)
-    if document["format"] == "yaml" and checked and checked["fault"] != "invalid_row":
-        return {} if not _check(document, newer=True) else checked
-    return checked
-
-
-def _check(document: Document, *, newer: bool = False) -> Checked:
+    """Parse a text, and validate its value."""
     try:
         schema = schema_of(document["schema"], document["strict"])
-        value: Any = parse_text(document["text"], document["format"] or "json", newer=newer)
+        value: Any = parse_text(document["text"], document["format"] or "json")
         if document["format"] == "csv":
             value = coerce_csv(value, schema.schema)
         elif document["format"] == "xml" and document["coerce"]:
