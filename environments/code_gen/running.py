@@ -77,7 +77,8 @@ def same_value(expected: Any, value: Any, tolerance: float = 0.0) -> bool:
     """Compare what a function returned; both are decoded JSON.
 
     A fraction may differ by 1e-5 (relatively) if it is the whole value, and by ``tolerance`` within lists and
-    objects. An integer is answered by a fraction only if that is an error of rounding (1e-9).
+    objects. An integer is answered by a fraction only if that is an error of rounding (1e-9, and rounded the
+    same). A text and a number are the same if the text spells it; two texts if they are equal.
     """
     if _equal(expected, value, tolerance) or _close(expected, value):
         return True
@@ -128,12 +129,18 @@ def _equal(expected: Any, value: Any, tolerance: float) -> bool:
 def _close(expected: Any, value: Any) -> bool:
     if isinstance(expected, int) and isinstance(value, int):
         return False  # NumPy's rule, meant for fractions, would forgive the last digits of large integers
+    if isinstance(expected, str) or (isinstance(value, str) and not isinstance(expected, float)):
+        is_one_text = isinstance(expected, str) is not isinstance(value, str)
+        return is_one_text and _same_number(str(expected), str(value), 0.0)
     try:
         want, number = float(expected), float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    relative = _ROUNDING if isinstance(expected, int) else _RELATIVE
-    return math.isfinite(want) and abs(want - number) <= _ABSOLUTE + relative * abs(want)
+    if not (math.isfinite(want) and math.isfinite(number)):
+        return False
+    if isinstance(expected, int):
+        return round(number) == round(want) and abs(want - number) <= _ABSOLUTE + _ROUNDING * abs(want)
+    return abs(want - number) <= _ABSOLUTE + _RELATIVE * abs(want)
 
 
 MAX_INPUT = 32 << 20  # characters that the input of one test may have

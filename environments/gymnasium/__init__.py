@@ -18,7 +18,7 @@ from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, Verify
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
 from gym_serve.types.errors import Conflict, GymError, SessionNotFound, ToolFailed
-from gym_serve.types.requests import JSON, parse
+from gym_serve.types.requests import JSON, json_of, parse
 
 if TYPE_CHECKING:
     from gym_serve.environments.gymnasium.games import Gymnasium
@@ -124,7 +124,7 @@ class GymnasiumServer(ResourcesServer):
                 raise ToolFailed(f"the step failed: {type(error).__name__}: {error}") from error
             state.total += step.reward
             state.last = step
-            return Reply.of(step.model_dump(mode="json"))
+            return Reply.of(json_of(step))
 
         return await self.in_session(session_id, take)
 

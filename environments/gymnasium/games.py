@@ -140,7 +140,8 @@ class Gymnasium(GymnasiumServer):
         max_invalid_actions: PositiveInt = 3
         """Invalid actions in a row that cut an episode short."""
         invalid_action_reward: float = 0.0
-        """Reward of an invalid action."""
+        """Reward of an invalid action: below the worst of a game whose rewards are negative, or it is best
+        not to play."""
 
     config: Config
 

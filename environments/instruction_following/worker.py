@@ -15,7 +15,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypedDict
 
 import langdetect
@@ -81,6 +81,11 @@ class _NoChance:
         raise ValueError("an argument is out of its range")
 
 
+def _language(text: str) -> str:
+    """The language of a text; none of a text without letters, which lm-eval has be in every language."""
+    return str(langdetect.detect(text)) if any(map(str.isalpha, text)) else ""
+
+
 def _instructions() -> dict[str, Any]:
     with _LOADING:
         return _load()
@@ -100,6 +105,9 @@ def _load() -> dict[str, Any]:
     from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_DICT
 
     instructions.random = instructions_util.random = _NoChance()
+    instructions.langdetect = SimpleNamespace(
+        detect=_language, LangDetectException=langdetect.LangDetectException
+    )
     return dict(INSTRUCTION_DICT)
 
 

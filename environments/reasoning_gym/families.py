@@ -102,6 +102,11 @@ def _integration(answer: str, item: Item) -> None:
         raise Unsolved("its derivative is not the integrand")
 
 
+def _value(text: str) -> float:
+    text = text.replace(",", "").strip()
+    return float(Fraction(text)) if "/" in text else float(text)
+
+
 def _game_of_life_halting(answer: str, item: Item) -> None:
     # The package compares bool(answer) with bool(item["answer"]): two texts that are not empty.
     if answer.strip().lower() != item["answer"].lower():
@@ -134,7 +139,9 @@ def as_spelled(gold: str | None, answer: str) -> str:
     """An answer without what stands around it; ``gold`` if that is the same but for its spelling: the package
     compares texts.
     """
-    plain = plain_answer(answer)
+    bare = answer.strip()
+    bold = bare.startswith("**") and bare.endswith("**")  # also around powers: **x**2**
+    plain = plain_answer(bare[2:-2] if bold else answer)
     if not gold or gold[0] in "\"'":  # a literal: 5 is not "5"
         return plain
     same = plain_answer(gold) == plain or same_number(gold, plain)
@@ -171,9 +178,16 @@ def _other_integer(answer: str, item: Item) -> str | None:
     return None
 
 
-def _other_probability(answer: str, item: Item) -> str | None:
-    value, gold = (float(Fraction(text.replace(",", "").strip())) for text in (answer, item["answer"]))
-    return None if math.isclose(value, gold, rel_tol=1e-3) else "it is another probability"
+def _other_value(answer: str, item: Item) -> str | None:
+    same = math.isclose(_value(answer), _value(item["answer"]), rel_tol=1e-3)
+    return None if same else "it is another number"
+
+
+def _other_candidate(answer: str, item: Item) -> str | None:
+    candidates, solution = item["metadata"]["candidates"], item["metadata"]["solution"]
+    value = float(answer.replace(",", ""))
+    nearest = min(candidates, key=lambda one: abs(one - value))
+    return None if nearest == solution else "it is another candidate"
 
 
 def _other_board(answer: str, item: Item) -> str | None:
@@ -210,6 +224,7 @@ def _only_a_premise(answer: str, item: Item) -> str | None:
 
 _DENIAL = re.compile(r"\b(?:not|or|never|neither|either|nor|but|except|neq|ne)\b|n't\b|≠", re.IGNORECASE)
 _TAG = re.compile(r"</?\w+>")
+_MINUS = ("-", "\N{MINUS SIGN}", "\N{EN DASH}")
 _OTHERS = re.compile(r"\d|[,;/|?()\[\]{}\\\n]|\band\b", re.IGNORECASE)
 
 
@@ -234,13 +249,16 @@ def hedged(answer: str, item: Item) -> bool:
     right = item.get("answer") or ""
     if not right or right not in answer:
         return False
+    if right[0].isdigit() and answer.partition(right)[0].endswith(_MINUS):
+        return True  # another number
     rest = _TAG.sub(" ", answer.replace(right, " ", 1))
     return bool(_DENIAL.search(rest) or _OTHERS.search(rest))
 
 
 REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "calendar_arithmetic": _other_integer,  # where -1 is right, wrong numbers score above 1
-    "coin_flip": _other_probability,  # "0" is the beginning of "0.0001220703125"
+    "coin_flip": _other_value,  # "0" is the beginning of "0.0001220703125"
+    "decimal_arithmetic": _other_value,  # it may be wrong by 0.001, so that "0" is 0.0004
     "figlet_fonts": _other_letters,  # ten equal letters are enough
     "fraction_simplification": _several_fractions,  # text after the first one is not looked at
     "game_of_life": _other_board,  # rows and cells beyond the board are not looked at
@@ -248,6 +266,7 @@ REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "kakurasu": _denied,  # everything but 0 and 1 is skipped
     "knights_knaves": _denied,  # words that are no names or roles are skipped
     "letter_jumble": _other_words,  # words after the right ones are not looked at
+    "number_format": _other_candidate,  # it may be wrong by 0.01, and candidates may be nearer than that
     "number_sorting": _other_numbers,  # each number may differ by 1
     "propositional_logic": _only_a_premise,  # every premise follows from the premises
     "quantum_lock": _denied,  # everything but A, B and C is skipped

@@ -12,8 +12,10 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Literal, TypedDict
 from xml.parsers.expat import ExpatError
 
@@ -137,6 +139,8 @@ def _check_size(value: Any) -> None:
             nodes += 1
             if isinstance(item, int) and item.bit_length() > _MAX_BITS:
                 raise Unparsable(f"a number of more than {_MAX_DIGITS} digits")
+            if isinstance(item, float) and math.isnan(item):  # which every bound of a schema lets pass
+                raise Unparsable("NaN is no number of JSON")
             if isinstance(item, dict):
                 inner.extend(item.values())
             elif isinstance(item, list):
@@ -149,58 +153,100 @@ def _check_size(value: Any) -> None:
     raise Unparsable(f"nested deeper than {_MAX_DEPTH} levels")
 
 
+_NUMBER = re.compile(r"\s*[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*")
+"""As XML Schema has it; Python reads ``1_000`` and the digits of all scripts too."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def coerce_xml(value: Any, schema: Any) -> Any:
-    """What xmltodict made of XML, with the types of ``schema``.
+def coerce_xml(value: Any, schema: Any, root: Any = None) -> Any:
+    """What xmltodict made of XML, with the types of ``schema``, which is a part of ``root``.
 
     An element that repeats is a list, also with the elements inside a wrapper (``<tags><tag>``), and
     also if there is one of them, or none. An empty element is an empty string where one is asked for.
     """
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind == "object" and isinstance(value, dict):
-        properties = schema.get("properties", {})
-        return {key: coerce_xml(item, properties.get(key)) for key, item in value.items()}
-    if kind == "array":
-        if isinstance(value, dict) and len(value) == 1:
+    root = schema if root is None else root
+    kinds, properties, inner = _read_as(schema, root)
+    if "object" in kinds and isinstance(value, dict):
+        return {key: coerce_xml(item, properties.get(key, {}), root) for key, item in value.items()}
+    is_list = isinstance(value, list | dict) or kinds <= {"array", "object", "null"}
+    if "array" in kinds and is_list and (value is not None or "null" not in kinds):
+        # A wrapper, unless it is a list of one object with one property.
+        if isinstance(value, dict) and len(value) == 1 and not value.keys() & _read_as(inner, root)[1].keys():
             (value,) = value.values()
         items = value if isinstance(value, list) else [] if value is None else [value]
-        return [coerce_xml(item, schema.get("items")) for item in items]
-    if value is None and kind == "string":
+        return [coerce_xml(item, inner, root) for item in items]
+    if value is None and "string" in kinds and "null" not in kinds:
         return ""
-    return _scalar(value, kind) if isinstance(value, str) else value
+    return _scalar(value, kinds) if isinstance(value, str) else value
 
 
 def coerce_csv(rows: list[dict[str, str]], schema: Any) -> list[dict[str, Any]]:
     """Rows of CSV with the types of ``schema``: that of the list, or of one row."""
-    row_schema = schema.get("items", schema) if isinstance(schema, dict) else {}
-    properties = row_schema.get("properties", {}) if isinstance(row_schema, dict) else {}
-    return [{key: _cell(value, properties.get(key)) for key, value in row.items()} for row in rows]
+    kinds, properties, inner = _read_as(schema, schema)
+    if not properties or "array" in kinds:
+        properties = _read_as(inner, schema)[1]
+    columns = {key: _read_as(column, schema)[0] for key, column in properties.items()}
+    return [{key: _cell(value, columns.get(key, set())) for key, value in row.items()} for row in rows]
 
 
-def _cell(value: str, schema: Any) -> Any:
-    kind = schema.get("type") if isinstance(schema, dict) else None
+def _read_as(schema: Any, root: Any) -> tuple[set[str], dict[str, Any], Any]:
+    """The types that a schema allows, its properties, and the schema of its items: those of its alternatives
+    and of what it refers to within ``root`` too."""
+    kinds: set[str] = set()
+    properties: dict[str, Any] = {}
+    inner: Any = {}
+    parts = [schema]
+    for part in islice(parts, _MAX_PARTS):  # it grows on the way
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("type")
+        kinds |= {kind} if isinstance(kind, str) else set(kind or ())
+        if kind is None:
+            values = [*part.get("enum", ()), *([part["const"]] if "const" in part else ())]
+            kinds |= {_KIND_OF[type(one)] for one in values}
+        properties |= part.get("properties", {})
+        inner = part.get("items", inner)
+        parts += [*part.get("anyOf", ()), *part.get("oneOf", ()), *part.get("allOf", ())]
+        parts += [_at(root, part["$ref"])] if "$ref" in part else []
+    return kinds, properties, inner
+
+
+def _at(root: Any, reference: str) -> Any:
+    place = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
+    return place
+
+
+_MAX_PARTS = 100
+_KIND_OF: dict[type, str] = {
+    **{str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"},
+    **{dict: "object", list: "array"},
+}
+
+
+def _cell(value: str, kinds: set[str]) -> Any:
     if not value:
-        return None if isinstance(kind, list) and "null" in kind else value
-    return _scalar(value, kind)
+        return None if "null" in kinds else value
+    return _scalar(value, kinds)
 
 
-def _scalar(text: str, kind: Any) -> Any:
-    """``text`` as the type ``kind``, or the first of a list of types that it can be read as."""
-    if isinstance(kind, list):
-        values = (_scalar(text, one) for one in kind if one not in ("null", "string"))
-        return next((value for value in values if not isinstance(value, str)), text)
-    if kind == "boolean":
-        return _BOOLEANS.get(text.lower(), text)
+def _scalar(text: str, kinds: set[str]) -> Any:
+    """``text`` as a type that it can be read as; else itself, and the validator says what is wrong."""
+    if (
+        "boolean" in kinds
+        and text.lower() in _BOOLEANS
+        and not (text.isdigit() and kinds & {"integer", "number"})
+    ):
+        return _BOOLEANS[text.lower()]
+    if not _NUMBER.fullmatch(text):
+        return text
     try:
-        if kind == "integer":
+        if "integer" in kinds:
             return int(text)
-        if kind == "number" and math.isfinite(number := float(text)):
-            return number
     except ValueError:
-        pass  # the validator says what is wrong with it
-    return text
+        pass
+    return number if "number" in kinds and math.isfinite(number := float(text)) else text
 
 
 Fault = Literal[

@@ -47,6 +47,7 @@ logger = logging.getLogger("gym_serve")
 _SHOWN = 4000
 _REASON = 200
 _REWARDS = 1 << 16
+_LARGEST_REWARD = 1e150  # the sum of so many as a file can hold is finite, too
 _FOLDERS = (f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts")
 _STATE = "/run/shell"
 _SHELL = f"""
@@ -525,7 +526,7 @@ class Workspace(ResourcesServer):
                 rewards = _rewards(name, await box.read(f"{LOGS}/verifier/{name}", limit=_REWARDS))
             except SandboxRefused:
                 continue
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **details)
             answers.append((rewards.get("reward", sum(rewards.values()) / len(rewards)), name, rewards))
         if not answers or done.status < 0 or done.status in _SIGNALLED:
@@ -645,8 +646,8 @@ def _not_taken_over(error: SandboxRefused) -> WorkspaceVerdict:
 def _rewards(name: str, data: bytes) -> dict[str, float]:
     value = json.loads(data) if name.endswith(".json") else float(data)
     rewards = value if isinstance(value, dict) else {"reward": value}
-    if not rewards or any(
-        type(each) not in (int, float) or not math.isfinite(each) for each in rewards.values()
+    if not rewards or not all(
+        type(each) in (int, float) and abs(each) <= _LARGEST_REWARD for each in rewards.values()
     ):
-        raise ValueError("it must be finite numbers")
+        raise ValueError(f"it must be numbers up to {_LARGEST_REWARD:g}")
     return {str(key): float(each) for key, each in rewards.items()}

@@ -48,7 +48,7 @@ from gym_serve.types.errors import (
     ToolFailed,
     VerifyFailed,
 )
-from gym_serve.types.requests import JSON, CompareRequest, Comparison, Verdict, VerifyRequest, parse
+from gym_serve.types.requests import JSON, CompareRequest, Comparison, Verdict, VerifyRequest, json_of, parse
 from gym_serve.types.rows import VERIFIED
 
 logger = logging.getLogger("gym_serve")
@@ -322,7 +322,7 @@ class ResourcesServer(Server):
             try:
                 with metering(meter, "verify"):
                     verdict = await call.run(self.verify, *arguments)
-                fields = _verdict(verdict).model_dump(mode="json")
+                fields = json_of(_verdict(verdict))
                 return Reply.of({**fields, USAGE_FIELD: meter.take()} if meter else fields)
             except GymError:
                 raise
@@ -346,7 +346,7 @@ class ResourcesServer(Server):
         try:
             with metering(meter, "compare"):
                 comparison = await self._rewards_of(request)
-            reply = Reply.of(comparison.model_dump(mode="json"))
+            reply = Reply.of(json_of(comparison))
         except GymError as error:
             error.server = error.server or self.name
             reply = Reply.failed(error)

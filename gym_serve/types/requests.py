@@ -6,6 +6,7 @@ are plain dicts, so that unknown keys survive and nothing is validated twice.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from pydantic import (
     ValidationError,
     model_serializer,
 )
+from pydantic_core import PydanticSerializationError
 
 from gym_serve.types.errors import InvalidRequest
 
@@ -102,6 +104,16 @@ class Verdict(BaseModel):
         if fields.get("reason") is None:
             fields.pop("reason", None)
         return fields
+
+
+def json_of(answer: BaseModel) -> JSON:
+    """An answer as JSON. A key may be of a model's own JSON, with half of a surrogate pair, which pydantic
+    does not write: whoever sends it mends it."""
+    try:
+        return answer.model_dump(mode="json")
+    except PydanticSerializationError:
+        written: JSON = json.loads(json.dumps(answer.model_dump(), default=str))
+        return written
 
 
 class CompareRequest(BaseModel):

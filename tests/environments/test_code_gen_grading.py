@@ -111,6 +111,11 @@ def test_output_within_a_tolerance(expected: str, output: str, same: bool) -> No
         (None, None),
         (float("nan"), float("nan")),
         (100000.0, 100000.5),
+        (10**17 + 1, 1e17),
+        (10**12, 10**12 + 1e-4),
+        ("0.5", 0.5),
+        (0.5, "0.500001"),
+        (5, " 5 "),
     ],
 )
 def test_the_same_value(expected: Any, value: Any) -> None:
@@ -131,6 +136,13 @@ def test_the_same_value(expected: Any, value: Any) -> None:
         ("a", "A"),
         (10**400, 10**400 + 1),
         (1.5, 10**400),
+        ("1000000", "1000001"),
+        ("123456789123456789", "123456789123456788"),
+        (123456789123456789, "123456789123456788"),
+        ("123456789123456789", 123456789123456788),
+        (10**12, 10**12 + 500.0),
+        (True, "1"),
+        ("1.0", "1.00"),
     ],
 )
 def test_another_value(expected: Any, value: Any) -> None:

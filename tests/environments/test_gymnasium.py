@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.docs import ROOT
 from support.environments import Bench, examples, said
 
 pytest.importorskip("gymnasium", reason="needs the extra gymnasium")
@@ -15,6 +16,7 @@ import gymnasium
 
 from gym_serve.environments.gymnasium import Gymnasium, GymnasiumServer, Step
 from gym_serve.environments.gymnasium.games import _action_in, language_of
+from gym_serve.graph import load_graph
 from gym_serve.servers import VerifyRequest
 from gym_serve.types.errors import Conflict, GraphError, InvalidRequest, SessionNotFound, ToolFailed
 
@@ -114,6 +116,17 @@ async def test_what_is_no_action_is_asked_again_and_in_the_end_cut_short() -> No
         assert "That was no action." in step["observation"]
         assert "P F F F" in step["observation"]
     assert step["truncated"]
+
+
+@pytest.mark.parametrize(("name", "best"), [("cliff_walking", -13.0), ("blackjack", -1.0)])
+async def test_not_to_play_brings_less_than_a_good_or_a_lost_game(name: str, best: float) -> None:
+    graph = load_graph(ROOT / "graphs" / f"{name}.yaml").spec
+    settings = {key: value for key, value in graph.resources[name].items() if key != "type"}
+    table = Table(Gymnasium(**settings))
+    await table.begin()
+    steps = [await table.play("fly") for _ in range(3)]
+    assert steps[-1]["truncated"]
+    assert sum(step["reward"] for step in steps) < best
 
 
 async def test_a_valid_action_forgives_invalid_ones() -> None:

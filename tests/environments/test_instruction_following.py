@@ -104,6 +104,11 @@ def test_a_language_is_not_a_matter_of_chance() -> None:
         assert len({follows(*LANGUAGE, text) for _ in range(20)}) == 1
 
 
+@pytest.mark.parametrize("text", ["12345 !!!", "...", "\U0001f600\U0001f600", "- - -", "\u0301"])
+def test_a_text_without_letters_is_in_no_language(text: str) -> None:
+    assert not any(follows(LANGUAGE[0], {"language": one}, text) for one in ("en", "de", "hi"))
+
+
 @pytest.mark.parametrize("character", ["#", "!", "é", "E"])
 def test_any_character_is_counted(character: str) -> None:
     wanted = {"letter": character, "let_frequency": 2, "let_relation": "at least"}

@@ -18,6 +18,7 @@ from gym_serve.environments.structured_outputs.schemas import Schema, ecma
 from gym_serve.environments.structured_outputs.worker import (
     Format,
     Unparsable,
+    check,
     coerce_csv,
     coerce_xml,
     parse_text,
@@ -159,6 +160,41 @@ async def test_xml_without_coercion_holds_strings(server: StructuredOutputs) -> 
     finally:
         server.reconfigure({"xml_coerce_types": True})
     assert verdict["error_type"] == "validation_error"
+
+
+_NAMED = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "format_", "written", "fits"),
+    [
+        *(("number", "yaml", text, False) for text in (".nan", "no", "x")),
+        *(("string", "yaml", text, False) for text in ("no", "12:30", "2024-01-05")),
+        *(("number", "toml", text, False) for text in ("nan", "-nan")),
+        ("number", "json", "1e999", True),
+        *(("number", "xml", text, True) for text in ("1e3", "+5", "-.5")),
+        *(("number", "xml", text, False) for text in ("1_000", "\u0665", "1e999", "NaN")),
+        *(("integer", "xml", text, False) for text in ("1_000", "\u0665", "1.5")),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "xml", "3", True),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "xml", "", True),
+        ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, "xml", "x", False),
+        ({"enum": [1, 2]}, "xml", "2", True),
+        ({"const": True}, "xml", "false", False),
+        ({"$ref": "#/$defs/n"}, "xml", "3", True),
+        ({"$ref": "#/$defs/n"}, "xml", "x", False),
+        ({"type": ["array", "null"], "items": {"type": "integer"}}, "xml", "3", True),
+        ({"type": "array", "items": _NAMED}, "xml", "<name>A</name>", True),
+        ({"type": "array", "items": _NAMED}, "xml", "<i><name>A</name></i>", True),
+        ({"type": "array", "items": _NAMED}, "xml", "<i>A</i>", False),
+        ({"anyOf": [_NAMED, {"type": "null"}]}, "xml", "<name>1</name>", True),
+    ],
+)
+def test_values_as_their_formats_spell_them(kind: Any, format_: Format, written: str, fits: bool) -> None:
+    schema = {"type": kind} if isinstance(kind, str) else kind
+    frame = {"yaml": "v: {}", "toml": "v = {}", "json": '{{"v": {}}}', "xml": "<v>{}</v>"}[format_]
+    whole = {"type": "object", "properties": {"v": schema}, "$defs": {"n": {"type": "integer"}}}
+    text, own = frame.format(written), {"format": format_, "key": None, "coerce": True}
+    assert (check({"schema": json.dumps(whole), "strict": True, "text": text, **own}) == {}) == fits
 
 
 def test_cells_of_csv() -> None:

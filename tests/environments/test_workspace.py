@@ -947,6 +947,22 @@ def test_a_replica_takes_its_boxes_from_what_a_node_has(
 
 
 @needs_bubblewrap
+@pytest.mark.parametrize(
+    "written", ["[" * 20_000, "NaN", "1e999", f"1{'0' * 400}", '{"a": 1e308, "b": 1e308}', "{}", '"1"']
+)
+async def test_a_reward_that_is_no_number_is_a_zero(bench: Bench, tmp_path: Path, written: str) -> None:
+    shutil.copytree(HARBOR, tmp_path / "task")
+    (tmp_path / "task" / "tests" / "written").write_text(written)
+    copy = "#!/bin/sh\ncp /tests/written /logs/verifier/reward.json\n"
+    (tmp_path / "task" / "tests" / "test.sh").write_text(copy)
+    row = {"task": str(tmp_path / "task")}
+    await bench.call("seed_session", row)
+    verdict = await bench.verify(row, [])
+    assert verdict["reward"] == 0.0
+    assert "reward.json holds no reward" in verdict["reason"]
+
+
+@needs_bubblewrap
 @pytest.mark.parametrize("command", ["kill -STOP $$", "kill -9 $$"])
 async def test_a_reward_is_not_read_while_others_may_write(
     command: str, monkeypatch: pytest.MonkeyPatch

@@ -25,9 +25,12 @@ from gym_serve.interop.nemo_gym.names import (
     Settings,
     graph_of,
     result_of,
+    results_of,
 )
+from gym_serve.rollouts import Group
 from gym_serve.types.errors import GymError
 from gym_serve.types.media import pictures_in
+from gym_serve.types.rows import Rollout
 
 PORT = 5123
 
@@ -122,6 +125,15 @@ def test_a_rollout_without_tokens_holds_its_place() -> None:
     scored = result_of(rollout([said("x")], reward=1.0))
     assert (scored["reward"], scored["mask_sample"]) == (1.0, True)
     assert "mask_sample" not in result_of(episode())
+
+
+@pytest.mark.parametrize("mark", [{"mask_sample": True}, {"instance_config": {"mask_sample": True}}])
+def test_a_masked_rollout_does_not_move_its_group(mark: dict[str, Any]) -> None:
+    rewards = ({"reward": 0.5}, {"reward": 9.0, **mark}, {"reward": 1.0})
+    rollouts = [Rollout({**episode(), "_ng_rollout_index": i, **own}) for i, own in enumerate(rewards)]
+    results = results_of(Group(rollouts[0], rollouts, [Rollout(failed())], usable=True))
+    told = [(result["reward"], result.get("mask_sample", False)) for result in results]
+    assert told == [(0.5, False), (1.0, False), (0.75, True), (0.75, True)]
 
 
 def test_a_history_that_was_tokenized_again_keeps_its_first_turns() -> None:

@@ -130,7 +130,8 @@ PIECES = [
 JOINTS = ["\n", "\n\n", " ", "\n***\n", "\n******\n", "\n\n\n"]
 
 DISAGREEMENTS = {
-    "keywords:letter_frequency": "ours: IFEval's rows ask for # and !; theirs counts a random letter instead"
+    "keywords:letter_frequency": "ours: IFEval's rows ask for # and !; theirs counts a random letter instead",
+    "language:response_language": "ours: a text without letters is in no language; theirs has it be in each",
 }
 """The instructions with other verdicts, with who is right."""
 

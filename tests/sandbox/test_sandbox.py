@@ -379,6 +379,11 @@ async def test_output_that_is_too_long(start: Start) -> None:
     [
         ("def f(a, b): return a + b", 5),
         ("class Solution:\n    def f(self, a, b): return [a, b]", [2, 3]),
+        ("class  Solution:\n    def f(self, a, b): return 5", 5),
+        ("class Solution:\n    def __init__(self): self.f = max", 3),
+        ("# no class Solution is needed\ndef f(a, b): return 5", 5),
+        ("class SolutionOf: pass\ndef f(a, b): return 5", 5),
+        ("class Solution: pass\ndef f(a, b): return 5", 5),
         ("def f(a, b): return ((a, b), {a: b})", [[2, 3], {"2": 3}]),
         ("from fractions import Fraction\ndef f(a, b): return Fraction(a, 4)", 0.5),
         ("import numpy as np\ndef f(a, b): return np.arange(a) + b", [3, 4]),

@@ -163,6 +163,7 @@ PAYLOADS: dict[str, str | Callable[[], str]] = {
     "CSV, 50,000 columns": lambda: "a," * 50_000 + "\n" + "1," * 50_000,
     "JSON, equal keys": lambda: "{" + ",".join(['"a": 1'] * 10_000) + "}",
     "JSON, 10,000 different objects": lambda: "[" + ",".join(f'{{"n": {n}}}' for n in range(9_000)) + "]",
+    "JSON, half of a pair in a key": '{"\\ud83d": {"\\ud83d": 1}}',
     "a key that backtracks": '{"' + "a" * 27 + '!": 1}',
     "a text that backtracks": "a" * 40 + "!" + "\t" * 20_000 + "x",
     "formats of Python": "{0.__class__} %s %(x)s {} {{}} ${HOME} `id` $(id)",

@@ -229,7 +229,7 @@ async def _results(gym: Gym, settings: Settings, rows: Sequence[JSON]) -> AsyncI
 
 def results_of(group: Group) -> list[JSON]:
     """The rollouts of a group as results for NeMo RL: the scored ones first."""
-    scored = group.rollouts if group.usable or not group.rollouts else []
+    scored = [rollout for rollout in group.rollouts if group.usable and not rollout.masked]
     masked = [rollout for rollout in (*group.rollouts, *group.failures) if rollout not in scored]
     neutral = fmean(rollout.reward for rollout in scored) if scored else 0.0
     return [*map(result_of, scored), *(result_of(rollout, neutral) for rollout in masked)]

@@ -63,8 +63,9 @@ class Program:
         exec(compile(code, "<program>", "exec", dont_inherit=True), names)
         if function is None:
             return
-        owner: Any = names["Solution"]() if "class Solution" in code else module
-        value = getattr(owner, function)(*self._request["arguments"])
+        solution: Any = names.get("Solution")
+        is_method = hasattr(solution, function) or (solution is not None and function not in names)
+        value = getattr(solution() if is_method else module, function)(*self._request["arguments"])
         try:
             data = json.dumps(value, default=_plain).encode()
         except (TypeError, ValueError):

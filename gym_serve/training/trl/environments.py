@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from gym_serve.client import Gym, loop
@@ -19,6 +20,7 @@ from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.tools import UNAVAILABLE
 from gym_serve.training.samples import media_in
 from gym_serve.training.trl.rollouts import row_of
+from gym_serve.types.endings import is_withheld
 from gym_serve.types.errors import GymError, InvalidRequest, NotFound
 from gym_serve.types.media import opened, shown_parts
 from gym_serve.types.protocols import messages_to_items, new_id
@@ -33,7 +35,8 @@ def environment_factory(gym: Gym, environment: str) -> Callable[[], Any]:
     """The ``environment_factory`` of a `GRPOTrainer` whose tools are those of an environment of a graph.
 
     Give the trainer `environment_reward` as its ``reward_funcs``, and `dataset` as its data. The graph needs
-    neither model nor agent. Raises `NotFound` if the graph has no such environment.
+    neither model nor agent. Raises `NotFound` if the graph has no such environment, and InvalidRequest: it
+    rewards groups of rollouts, which `rollout_func` asks for.
     """
     environments = gym.graph.get("resources") or {}
     if environment not in environments:
@@ -41,6 +44,8 @@ def environment_factory(gym: Gym, environment: str) -> Callable[[], Any]:
             f"no environment {environment!r} in {gym.name}; it has {', '.join(environments) or 'none'}"
         )
     operations: JSON = gym.call(environment, DESCRIBE)
+    if "compare" in operations:
+        raise InvalidRequest(f"{environment} rewards groups of rollouts: train with rollout_func")
     tools = {op.removeprefix(_TOOLS): each for op, each in operations.items() if op.startswith(_TOOLS)}
     methods = {name: _method(name, each["summary"], each["request"] or {}) for name, each in tools.items()}
     client = EnvironmentClient(gym._core.transport(environment))
@@ -52,7 +57,7 @@ async def environment_reward(
     prompts: Sequence[Any], completions: Sequence[Any], *, environments: Sequence[Any], **columns: Any
 ) -> list[float | None]:
     """The reward function of a `GRPOTrainer` with `environment_factory`: the environment's verdict; None
-    where it failed, which TRL then leaves out."""
+    where it failed or masks the sample, which TRL then leaves out."""
 
     async def verified(environment: SessionEnvironment, completion: Any) -> float | None:
         return await loop.run(environment._verify(completion))
@@ -107,11 +112,12 @@ class SessionEnvironment:
             return None
         try:
             verdict = await self._client.verify(self._row, _response(completion), self._session)
-            await self._close()
         except GymError as error:
             self._fail(error)
             return None
-        return float(verdict["reward"])
+        with suppress(GymError):  # the verdict stands
+            await self._close()
+        return None if is_withheld(verdict) else float(verdict["reward"])
 
     async def _close(self) -> None:
         session, self._session = self._session, None
