@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.printing import echo, print_json, print_start, set_verbosity
+from gym_serve.cli.printing import Unprintable, echo, print_json, print_start, set_verbosity
 from gym_serve.graph.loading import GraphSource, load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
@@ -436,9 +436,13 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
 class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except GymError as error:
-            stop(error, as_json=ctx.params.get("as_json", False))
+            try:
+                return super().invoke(ctx)
+            except GymError as error:
+                stop(error, as_json=ctx.params.get("as_json", False))
+        except Unprintable as error:
+            echo(str(error), err=True)
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
             echo("Stopped by Ctrl-C.", err=True)
             raise typer.Exit(130) from None
