@@ -69,7 +69,7 @@ def export(
 ) -> None:
     """Write rollouts in a format of a trainer or a tool; says what was left out, and why.
 
-    Exit status: 0, or 1 if nothing could be written.
+    Exit status: 0, or 1 if nothing could be written, or every rollout is left out.
 
     Example: gym-serve export out.jsonl --to verl -o train.parquet --min-reward 0.5
     """
@@ -77,10 +77,14 @@ def export(
     from gym_serve.interop.export import export as write
 
     report = write(_read(rollouts), to, output, min_reward=min_reward, overwrite=overwrite, **values)
+    is_empty = bool(report.dropped) and not report.records
     if as_json:
-        print_json({"ok": True, **report.to_json()})
+        print_json({"ok": not is_empty, **report.to_json()})
     else:
         _print(report)
+    if is_empty:
+        echo(f"Every rollout is left out, so {report.path} is empty.", err=True)
+        raise typer.Exit(1)
 
 
 def _read(paths: list[Path]) -> Iterator[JSON]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -183,13 +186,30 @@ def start_serve(port: int) -> None:
 
 
 def _init(address: str, *, dashboard: bool | None = None, **options: Any) -> None:
-    ray.init(
-        address=address,
-        include_dashboard=dashboard,
-        **options,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
+    with _own_termination():
+        ray.init(
+            address=address,
+            include_dashboard=dashboard,
+            **options,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+
+
+@contextmanager
+def _own_termination() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, in whose place Ray puts one that exits with 15."""
+    handler = signal.getsignal(signal.SIGTERM)
+    is_kept = callable(handler) and threading.current_thread() is threading.main_thread()
+    try:
+        yield
+    except SystemExit as error:
+        if is_kept and error.code == signal.SIGTERM:
+            handler(signal.SIGTERM, None)  # type: ignore[operator]
+        raise
+    finally:
+        if is_kept:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _is_own(error: Exception) -> bool:
