@@ -200,16 +200,17 @@ def _init(address: str, *, dashboard: bool | None = None, **options: Any) -> Non
 def _own_termination() -> Iterator[None]:
     """Keep this process's handler of SIGTERM, in whose place Ray puts one that exits with 15."""
     handler = signal.getsignal(signal.SIGTERM)
-    is_kept = callable(handler) and threading.current_thread() is threading.main_thread()
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
     try:
         yield
     except SystemExit as error:
-        if is_kept and error.code == signal.SIGTERM:
-            handler(signal.SIGTERM, None)  # type: ignore[operator]
+        if error.code == signal.SIGTERM:
+            handler(signal.SIGTERM, None)
         raise
     finally:
-        if is_kept:
-            signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _is_own(error: Exception) -> bool:

@@ -24,6 +24,7 @@ from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.agent_streams import SpokenAnswer
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.clients import PROVIDER, EnvironmentClient, ModelClient, name_of
+from gym_serve.servers.containment import contained
 from gym_serve.servers.context import CallContext, current, patience, time_limit, use, without_verdict
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.servers.live import LIVE, LiveEpisodes
@@ -43,6 +44,7 @@ from gym_serve.types.rows import (
     check_params,
     check_row,
     failed_rollout,
+    of_verdict,
     replaced,
     restored,
     unmarked,
@@ -147,7 +149,9 @@ class AgentServer(Server):
         rollout: JSON | None = None
         with span("invoke_agent", current().traceparent) as agent_span:
             try:
-                verdict = await self._in_context(row, self._scored(episode), agent_span.traceparent)
+                verdict = of_verdict(
+                    await self._in_context(row, self._scored(episode), agent_span.traceparent)
+                )
                 rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
                 rollout |= replaced(row, verdict)
             except GymError as error:
@@ -307,7 +311,7 @@ class AgentServer(Server):
         try:
             # A stage that runs is the first to tell that its time is over.
             with time_limit(None if left is None else left + 3 * patience(left)):
-                await self.act(episode)
+                await contained(self.act(episode))
         except EpisodeOver:
             pass  # it is verified as it stands
         except (asyncio.TimeoutError, TimeoutError):

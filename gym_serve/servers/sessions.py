@@ -31,6 +31,7 @@ from typing import Any, Generic, TypeVar
 
 from gym_serve.observe.cpu import measured_in_thread
 from gym_serve.observe.timeline import OCCUPIED, QUEUED, Recorder, microseconds
+from gym_serve.servers.containment import as_exception, contained
 from gym_serve.servers.context import CALLER, current
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import (
@@ -311,7 +312,7 @@ class SessionCall(Generic[S]):
     async def run(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Await a coroutine function, or run a plain one in a thread, alone in its session."""
         if inspect.iscoroutinefunction(method):
-            return await method(*args, **kwargs)
+            return await contained(method(*args, **kwargs))
         if not self._has_turn:
             await self._take_turn()
         context = contextvars.copy_context()
@@ -330,7 +331,14 @@ class SessionCall(Generic[S]):
     def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._began = time.monotonic()
         # Its caller may have gone while it waited for a thread.
-        return None if self._abandoned else measured_in_thread(lambda: method(*args, **kwargs))
+        if self._abandoned:
+            return None
+        try:
+            return measured_in_thread(lambda: method(*args, **kwargs))
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):  # no future takes that
+                raise
+            raise as_exception(error) from None
 
     async def _take_turn(self) -> None:
         turn = self.session.turn
