@@ -70,22 +70,22 @@ class AgentServer(Server):
         """The policy."""
         resources: EnvironmentClient
         """The environment: tools and verifier."""
-        episode_timeout: float = 3600.0
+        episode_timeout: float = Field(3600.0, gt=0)
         """Deadline of a whole episode, its verification not included."""
         on_deadline: OnDeadline = "grade"
         """What a policy gets that has used up the time of a tool, of its harness or of the episode: the
         verdict on what there is (``grade``), a reward of 0 (``zero``), or no reward at all (``mask``). It is
         not tried again. Slow model calls, waiting, and servers that do not answer are failures instead, which
         are masked and tried again."""
-        seed_timeout: float = 60.0
+        seed_timeout: float = Field(60.0, gt=0)
         """Deadline of opening a session."""
-        model_timeout: float = 600.0
+        model_timeout: float = Field(600.0, gt=0)
         """Deadline of one model call."""
-        tool_timeout: float = 120.0
+        tool_timeout: float = Field(120.0, gt=0)
         """Deadline of one tool call."""
-        verify_timeout: float = 300.0
+        verify_timeout: float = Field(300.0, gt=0)
         """Deadline of the verifier."""
-        close_timeout: float = 30.0
+        close_timeout: float = Field(30.0, gt=0)
         """Deadline of closing the session."""
         max_tool_calls_per_turn: int = Field(Limits().max_tool_calls_per_turn, ge=0)
         """Maximum tool calls that run per turn; the model reads that the others did not run."""
