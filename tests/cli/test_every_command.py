@@ -190,3 +190,14 @@ def test_a_full_standard_output_is_told() -> None:
             1,
             "cannot write to standard output: No space left on device\n",
         )
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    code = (
+        "import os, signal\n"
+        "from gym_serve.cli import main, options\n"
+        "options.set_verbosity = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "main(['validate', 'graphs/mcqa.yaml'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (143, "Stopped by SIGTERM.\n")
