@@ -9,6 +9,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -445,6 +446,9 @@ def _termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
         raise _Terminated
 
+    if threading.current_thread() is not threading.main_thread():  # which alone handles signals
+        yield
+        return
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
