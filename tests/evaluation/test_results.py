@@ -97,7 +97,7 @@ def test_rollouts_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
     stopped = [rollout(n, 0, stopped_by="max_episode_tokens") for n in range(2)]
     (cell,) = run(tmp_path, [*stopped, rollout(2, 1, stopped_by="max_steps"), rollout(3, 1)]).cells
     assert cell.scored == 4
-    assert [line for line in cell.health if "limit" in line] == [
+    assert [line for line in cell.health if "stopped by" in line] == [
         "2 of 4 rollouts were stopped by max_episode_tokens, and are scored as they stand",
         "1 of 4 rollouts were stopped by max_steps, and are scored as they stand",
     ]
