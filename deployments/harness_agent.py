@@ -86,7 +86,7 @@ class HarnessAgent(AgentServer):
         image: str | None = None
         """With ``box``: what puts the program into the box, over the files of the task: a folder with a
         Dockerfile, on the machine of the environment, or a name of ``environments/workspace/harnesses``."""
-        harness_timeout: float = 1800.0
+        harness_timeout: float = Field(1800.0, gt=0)
         """Deadline of the harness, or of one step of its task, all of its model and tool calls included."""
 
         @model_validator(mode="after")

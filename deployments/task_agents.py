@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.types.requests import JSON
 
@@ -23,7 +25,7 @@ class OracleAgent(AgentServer):
     stages = (*AgentServer.stages, "solve")
 
     class Config(AgentServer.Config):
-        solve_timeout: float = 600.0
+        solve_timeout: float = Field(600.0, gt=0)
         """Deadline of the solution."""
 
     config: Config

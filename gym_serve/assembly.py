@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from gym_serve.gateway.host import LIST, MOST, STOP, reached
+from gym_serve.graph.classes import line_of
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.servers.agent import AgentServer
-from gym_serve.servers.base import Server
+from gym_serve.servers.base import Server, place_of
 from gym_serve.servers.clients import CLIENTS, Client
 from gym_serve.servers.live import EndedEpisode, identity
 from gym_serve.servers.model import ModelServer
@@ -53,6 +54,9 @@ def constructed(
     if replica is not None and issubclass(node.cls, ResourcesServer | ModelServer):
         settings["replica"] = replica
     server = node.cls(name=node.name, **settings)
+    if "name" not in vars(server):
+        where = f"{place_of(node.cls.__init__)}: {node.cls.__name__}.__init__"
+        raise TypeError(f"{where} must call super().__init__() with the settings that it gets")
     if isinstance(server, ResourcesServer) and not lasting:
         server.takes_snapshots = False
     return ServerRunner(server, replica, tracing=tracing)
@@ -275,9 +279,8 @@ class LocalGraph:
                     await runner.start()
                 except GymError:
                     raise
-                except Exception as error:  # an author's code
-                    message = f"{name} did not start: {type(error).__name__}: {error}"
-                    raise Unavailable(message, server=name) from error
+                except (Exception, SystemExit) as error:  # an author's code
+                    raise _not_started(name, error) from error
                 self._started.append(runner)
             if self._ingress is not None:
                 host = ThisProcess(self._graph, self.runners)
@@ -309,7 +312,12 @@ class LocalGraph:
         if node.cls is None:
             return remote_transport(node)
         settings = self._gateway() if "gateway_url" in node.cls.Config.model_fields else {}
-        runner = constructed(node, self._client, tracing=self._graph.tracing, lasting=False, **settings)
+        try:
+            runner = constructed(node, self._client, tracing=self._graph.tracing, lasting=False, **settings)
+        except GymError:
+            raise
+        except (Exception, SystemExit) as error:  # an author's code
+            raise _not_started(node.name, error) from error
         self._runners[node.name] = runner
         return InlineTransport(runner)
 
@@ -324,6 +332,11 @@ class LocalGraph:
 
     def _client(self, target: str) -> Client:
         return client_of(self._graph.nodes[target], self._transports[target])
+
+
+def _not_started(server: str, error: BaseException) -> Unavailable:
+    message = f"{server} did not start: {type(error).__name__}: {error}{line_of(error)}"
+    return Unavailable(message, server=server)
 
 
 def _needs_cluster(node: Node) -> str | None:

@@ -22,7 +22,7 @@ from gym_serve.cli.options import (
     parse_pairs,
 )
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
-from gym_serve.cli.run_collection import collect_into, exit_of
+from gym_serve.cli.run_collection import collect_into, exit_of, report_of
 from gym_serve.cli.run_report import FAILURE_COLUMNS, failures_of
 from gym_serve.cli.view import PORT
 from gym_serve.rollouts import Report
@@ -214,7 +214,8 @@ def evaluate(
     report, signalled = _run(plan, folder / _ROLLOUTS, options)
     if report is not None:
         results = _results(plan, folder, record, report, by=by or [], baseline=baseline)
-        _show(results, folder, report, as_json=as_json)
+        with report_of(folder):
+            _show(results, folder, report, as_json=as_json)
     exit_of(report, signalled)
     if fail_under is not None and (results.lowest is None or 100 * results.lowest < fail_under):
         echo(f"A score is below {fail_under:g}.", err=True)

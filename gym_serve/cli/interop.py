@@ -69,7 +69,7 @@ def export(
 ) -> None:
     """Write rollouts in a format of a trainer or a tool; says what was left out, and why.
 
-    Exit status: 0, or 1 if nothing could be written.
+    Exit status: 0, or 1 if no record was written.
 
     Example: gym-serve export out.jsonl --to verl -o train.parquet --min-reward 0.5
     """
@@ -82,6 +82,8 @@ def export(
     else:
         _print(report)
     if not report.records:
+        if report.dropped:
+            echo(f"Every rollout is left out, so {report.path} is empty.", err=True)
         raise typer.Exit(1)
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -19,7 +22,7 @@ import typer
 from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.printing import echo, print_json, print_start, set_verbosity
+from gym_serve.cli.printing import Unprintable, echo, print_json, print_start, set_verbosity
 from gym_serve.graph.loading import GraphSource, load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
@@ -433,20 +436,48 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
     ]
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: what it has started, it stops."""
+
+
+@contextmanager
+def _termination() -> Iterator[None]:
+    def terminate(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # which alone handles signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except GymError as error:
-            stop(error, as_json=ctx.params.get("as_json", False))
+            try:
+                with _termination():
+                    return super().invoke(ctx)
+            except GymError as error:
+                stop(error, as_json=ctx.params.get("as_json", False))
+        except Unprintable as error:
+            echo(str(error), err=True)
+            raise typer.Exit(1) from None
+        except _Terminated:
+            echo("Stopped by SIGTERM.", err=True)
+            raise typer.Exit(128 + signal.SIGTERM) from None
         except KeyboardInterrupt:
             echo("Stopped by Ctrl-C.", err=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(128 + signal.SIGINT) from None
 
 
 class App(typer.Typer):
     """A group of commands. Each has ``--verbose`` and ``--quiet``; on a `GymError` it ends by `stop`, and on
-    Ctrl-C with a sentence and status 130."""
+    Ctrl-C and SIGTERM with a sentence and status 130 or 143."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = _Command, **options: Any

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
 
@@ -30,12 +31,42 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN = 50
 
 
+class Unprintable(Exception):
+    """Standard output takes nothing, e.g. because its disk is full."""
+
+
+@contextmanager
+def _written(*, err: bool = False) -> Iterator[None]:
+    """stderr may be gone, with its terminal or reader: what it shows is beside the work, which goes on.
+
+    Raises:
+        BrokenPipeError: nobody reads stdout any more, as in ``| head``; the command ends.
+        Unprintable: stdout takes nothing.
+    """
+    try:
+        yield
+    except OSError as error:
+        if err:
+            return
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise Unprintable(f"cannot write to standard output: {error.strerror or error}") from None
+
+
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print a text to stdout, or to stderr (``err``), with a newline (``nl``)."""
-    typer.echo(plain(text), err=err, nl=nl)
+    with _written(err=err):
+        typer.echo(plain(text), err=err, nl=nl)
 
 
 class _PlainConsole(Console):
+    def _check_buffer(self) -> None:
+        with _written(err=self.stderr):
+            super()._check_buffer()
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for `_written`, where Rich would exit
+
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=plain(segment.text))
@@ -71,18 +102,25 @@ def new_console(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    typer.echo(_json(value, orjson.OPT_INDENT_2))
+    with _written():
+        typer.echo(_json(value, orjson.OPT_INDENT_2))
 
 
 def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> None:
     """Print the object ``head`` with one more key, whose list is streamed. ``head``: the other keys, at least
     one."""
-    out = sys.stdout
-    out.write(_json(head, orjson.OPT_INDENT_2)[:-2])
-    out.write(f',\n  "{name}": [')
+
+    def write(text: str) -> None:
+        with _written():
+            sys.stdout.write(text)
+
+    write(_json(head, orjson.OPT_INDENT_2)[:-2])
+    write(f',\n  "{name}": [')
     for position, item in enumerate(items):
-        out.write((",\n    " if position else "\n    ") + _json(item))
-    out.write("\n  ]\n}\n")
+        write((",\n    " if position else "\n    ") + _json(item))
+    write("\n  ]\n}\n")
+    with _written():
+        sys.stdout.flush()
 
 
 def print_problems(problems: Problems) -> None:
@@ -122,7 +160,8 @@ class _Printer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         # `typer.echo` would find the terminal behind the bar.
-        print(plain(self.format(record)), file=sys.stderr)
+        with _written(err=True):
+            print(plain(self.format(record)), file=sys.stderr)
 
 
 def packed(parts: Iterable[str], width: int) -> list[str]:

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -23,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import Self
 
-from gym_serve.cli.printing import echo, is_quiet, new_console, packed, shortened
+from gym_serve.cli.printing import Unprintable, echo, is_quiet, new_console, packed, shortened
 from gym_serve.cli.run_report import print_report
 from gym_serve.metrics import Failures
 from gym_serve.rollouts import Outputs, Progress, Report, Rows
@@ -103,9 +106,21 @@ def report_and_exit(
 ) -> NoReturn:
     """Print the report that `run_collection` returned, and exit with the status of the run (see above)."""
     if report is not None:
-        print_report(report, as_json=as_json, failures=failures)
+        with report_of(report.outputs.rollouts):
+            print_report(report, as_json=as_json, failures=failures)
     exit_of(report, signalled)
     raise typer.Exit(0)
+
+
+@contextmanager
+def report_of(output: Path) -> Iterator[None]:
+    """A report that nobody reads to its end, or that cannot be printed, leaves the exit status as it is."""
+    try:
+        yield
+    except (BrokenPipeError, Unprintable) as error:
+        if isinstance(error, Unprintable):
+            echo(f"The report of {output} is not printed: {error}", err=True)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left in its buffer has no reader
 
 
 def exit_of(report: Report | None, signalled: int | None) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -183,13 +186,31 @@ def start_serve(port: int) -> None:
 
 
 def _init(address: str, *, dashboard: bool | None = None, **options: Any) -> None:
-    ray.init(
-        address=address,
-        include_dashboard=dashboard,
-        **options,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
+    with _own_termination():
+        ray.init(
+            address=address,
+            include_dashboard=dashboard,
+            **options,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+
+
+@contextmanager
+def _own_termination() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, in whose place Ray puts one that exits with 15."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:
+            handler(signal.SIGTERM, None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _is_own(error: Exception) -> bool:

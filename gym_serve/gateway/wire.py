@@ -141,8 +141,12 @@ async def body_of(request: Request, limit: int) -> bytes:
 
     Raises:
         TooLarge: it has more.
-        BadRequest: it has no ``Content-Length``.
+        BadRequest: it has no ``Content-Length``, or is compressed.
     """
+    if (encoding := request.headers.get("content-encoding", "identity")).lower() not in ("identity", ""):
+        raise BadRequest(
+            f"`content-encoding` is not supported, got {encoding[:20]!r}; send the body as it is"
+        )
     if "transfer-encoding" in request.headers:
         raise BadRequest("`transfer-encoding` is not supported; send the body with a `content-length`")
     length = request.headers.get("content-length", "0")

@@ -106,15 +106,15 @@ def _imported(import_path: str, load: Callable[[], Any], entry: EntryPoint | Non
         return load()
     except ModuleNotFoundError as error:
         hint = _install(error.name or "", entry.dist if entry else None)
-        raise GraphError(f"cannot import {import_path}: {error}{_line_of(error)}; {hint}") from error
-    except Exception as error:
+        raise GraphError(f"cannot import {import_path}: {error}{line_of(error)}; {hint}") from error
+    except (Exception, SystemExit) as error:
         # Foreign code: a broken module is a problem of the graph, beside the other problems.
         raise GraphError(
-            f"cannot import {import_path}: {type(error).__name__}: {error}{_line_of(error)}"
+            f"cannot import {import_path}: {type(error).__name__}: {error}{line_of(error)}"
         ) from error
 
 
-def _line_of(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
     """The line of the author's module that raised, unless the message names one."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     if (

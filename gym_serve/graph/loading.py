@@ -49,7 +49,8 @@ def environment(base_dir: Path) -> dict[str, str]:
         try:
             values = dotenv_values(file)
         except (OSError, UnicodeDecodeError) as error:
-            raise GraphError(f"{file}: cannot be read: {type(error).__name__}") from None
+            reason = error.strerror if isinstance(error, OSError) else "it must be a text in UTF-8"
+            raise GraphError(f"{file}: cannot be read: {reason}") from None
         variables |= {name: value for name, value in values.items() if value is not None}
     return variables | dict(os.environ)
 
@@ -279,7 +280,9 @@ def _graphs(content: Any) -> dict[str, Mapping[str, Any]]:
     graphs: dict[str, Mapping[str, Any]] = {}
     for application in applications:
         if application.get("import_path") == IMPORT_PATH:
-            name = str(application.get("name", _DEFAULT))
+            name = application.get("name", _DEFAULT)
+            if not isinstance(name, str) or not name:
+                raise GraphError(f"applications: `name` must be a text, got {word_for(name)}; quote it")
             if name in graphs:
                 raise GraphError(f"applications: two graphs have the name {name!r}; rename one")
             graphs[name] = application
@@ -366,8 +369,10 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise GraphError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"cannot be read: {type(error).__name__}", source=str(path)) from None
+    except OSError as error:
+        raise GraphError(f"cannot be read: {error.strerror or error}", source=str(path)) from None
+    except UnicodeDecodeError:
+        raise GraphError("must be a text in UTF-8; save it as one", source=str(path)) from None
     try:
         return parse_yaml(text)
     except GraphError as error:
@@ -389,8 +394,12 @@ def parse_yaml(text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise GraphError(f"{where}invalid YAML: {_QUOTED.sub('...', error.problem or '')}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # A character that YAML forbids, a date that does not exist, a thousand brackets.
+    except RecursionError:
+        raise GraphError("invalid YAML: it is nested too deeply") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise GraphError(f"line {line}: invalid YAML: it has a character that YAML forbids") from None
+    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist, say
         raise GraphError(f"invalid YAML: {type(error).__name__}") from None
 
 

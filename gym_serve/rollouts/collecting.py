@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
-from gym_serve.rollouts.expansion import FIRST, Expansion, Inputs, stored_groups
+from gym_serve.rollouts.expansion import FIRST, RESTORE, Expansion, Inputs, stored_groups
 from gym_serve.rollouts.files import (
     RecordFile,
     read_records,
@@ -309,7 +309,7 @@ async def _run(
         return inputs.rollouts if journal.header.rollouts is None else None
 
     def left() -> Iterator[list[JSON]]:
-        for group in stored_groups(journal.outputs.inputs, read_so_far):
+        for group in _groups_of(journal, read_so_far):
             todo = [row for row in group if journal.failed_attempts(row, attempts) is not None]
             if todo or not group:
                 yield todo
@@ -368,6 +368,16 @@ async def _run(
         await runner.close()
 
 
+def _groups_of(journal: Journal, read_so_far: Callable[[], int | None]) -> Iterator[list[JSON]]:
+    path, rollouts = journal.outputs.inputs, 0
+    for group in stored_groups(path, read_so_far):
+        rollouts += len(group)
+        yield group
+    assert journal.header is not None
+    if rollouts != (whole := journal.header.rollouts):
+        raise Conflict(f"{path} holds {rollouts:,} of the run's {whole:,} rollouts; {RESTORE}")
+
+
 async def merge(
     shards: Sequence[str | Path],
     output: str | Path,
@@ -382,8 +392,9 @@ async def merge(
     sources = [Outputs.of(shard) for shard in shards]
     with ExitStack() as locks:
         for source in sources:
-            if not source.rollouts.exists():
-                raise InvalidRequest(f"{source.rollouts} does not exist, so there is no run to merge")
+            if not source.rollouts.is_file():
+                problem = "is no file" if source.rollouts.exists() else "does not exist"
+                raise InvalidRequest(f"{source.rollouts} {problem}, so there is no run to merge")
             locks.enter_context(RecordFile(source.rollouts, exclusive=True))
         await asyncio.to_thread(_merge, sources, Outputs.of(output))
     return await summarize_run(Outputs.of(output), aggregate, metric_spec)

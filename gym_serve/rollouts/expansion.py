@@ -21,6 +21,7 @@ import yaml
 from typing_extensions import Self
 
 from gym_serve.rollouts.files import (
+    CORRUPT,
     RecordFile,
     fingerprint,
     open_decompressed,
@@ -467,6 +468,7 @@ class Inputs:
         self._check(row)
 
 
+RESTORE = "restore the file, or collect into another one"
 _AS_BEFORE = "resume with the rows as they were, or write to another file"
 
 
@@ -474,17 +476,31 @@ def stored_groups(path: Path, grown: Callable[[], int | None] = lambda: None) ->
     """The rows of a file that `Inputs` wrote, one list for each original row.
 
     While it grows, ``grown`` tells how many rollouts it has so far, and an empty list says that no more are
-    there yet. ``grown`` tells None when it is complete.
+    there yet. ``grown`` tells None when it is complete. Raises `Conflict`: the file is damaged.
     """
     while grown() == 0:
         yield []
-    with open_decompressed(path) as file:
-        records, read = map(exact_json, file), 0
-        while (there := grown()) is not None:
-            yield from _groups(islice(records, there - read))
-            read = there
-            yield []
-        yield from _groups(records)
+    rows, read = _stored_rows(path), 0
+    while (there := grown()) is not None:
+        yield from _groups(islice(rows, there - read))
+        read = there
+        yield []
+    yield from _groups(rows)
+
+
+def _stored_rows(path: Path) -> Iterator[JSON]:
+    number = 0
+    try:
+        with open_decompressed(path) as file:
+            for line in file:
+                number += 1
+                row = exact_json(line)
+                if not isinstance(row, dict):
+                    raise InvalidRequest("it must be a JSON object")
+                task_index(row), rollout_index(row)
+                yield row
+    except (*CORRUPT, OSError, ValueError, InvalidRequest) as error:
+        raise Conflict(f"{path}:{number} is damaged: {error}; {RESTORE}") from error
 
 
 def _groups(records: Iterable[JSON]) -> Iterator[list[JSON]]:

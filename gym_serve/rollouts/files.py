@@ -31,7 +31,7 @@ import orjson
 from typing_extensions import Self
 
 from gym_serve.servers.transport import encode
-from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, Unavailable
+from gym_serve.types.errors import BadRequest, Conflict, GymError, InvalidRequest, Unavailable
 from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
 
@@ -92,7 +92,8 @@ def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def regular(path: Path) -> Iterator[Path]:
-    """A file that can be read again and again: the given one, or a copy of what comes out of a pipe."""
+    """A file that can be read again and again: the given one, or a copy of what comes out of a pipe. A
+    `GymError` raised meanwhile names the pipe in the copy's place."""
     if not path.exists() or path.is_file() or path.is_dir():
         yield path
         return
@@ -100,7 +101,11 @@ def regular(path: Path) -> Iterator[Path]:
         with path.open("rb") as pipe:
             shutil.copyfileobj(pipe, copy)
         copy.flush()
-        yield Path(copy.name)
+        try:
+            yield Path(copy.name)
+        except GymError as error:
+            error.message = error.message.replace(copy.name, str(path))
+            raise
 
 
 def split_name(path: Path) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import Self
 
 from gym_serve.rollouts.files import RecordFile, replacing, split_name
@@ -24,7 +25,7 @@ from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.exact import exact_bytes, exact_json
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, problems_of
 from gym_serve.types.rows import failed_rollout
 
 _FORMAT = 1
@@ -50,8 +51,11 @@ class Outputs:
 
     @classmethod
     def of(cls, path: str | Path) -> Outputs:
+        """The files of a run by its main file. Raises `BadRequest`: the path ends with no name."""
         # A link and its target are one run.
         path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+        if path.name in ("", ".."):
+            raise BadRequest(f"{path} is a folder: name a file in it, e.g. {path / 'out.jsonl'}")
         stem, suffix = split_name(path)
         others = (f"failures{suffix}", f"materialized_inputs{suffix}", "aggregate_metrics.json", "run.json")
         return cls(path, *(path.with_name(f"{stem}_{name}") for name in others))
@@ -97,12 +101,14 @@ class Header:
             return None
         except (OSError, ValueError) as error:
             raise Conflict(f"{path} is not the header of a run: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        if isinstance(content, dict) and content.get("format", _FORMAT) != _FORMAT:
             raise Conflict(f"{path} was written by another version of gym_serve; resume with that version")
         try:
-            return cls(**content)
-        except TypeError as error:
-            raise Conflict(f"{path} is not the header of a run: {error}") from error
+            return _HEADER.validate_python(content)
+        except ValidationError as error:
+            raise Conflict(
+                f"{path} is not the header of a run: {'; '.join(problems_of(error, 'the header'))}"
+            ) from error
 
     def write(self, path: Path) -> None:
         with replacing(path) as file:
@@ -123,6 +129,9 @@ class Header:
                 f"{path} was started on {self.created} with other settings; one file holds one run:{lines}\n"
                 "Resume with the original settings, or write to another file."
             )
+
+
+_HEADER = TypeAdapter(Header)
 
 
 def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:

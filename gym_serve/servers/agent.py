@@ -24,6 +24,7 @@ from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.agent_streams import SpokenAnswer
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.clients import PROVIDER, EnvironmentClient, ModelClient, name_of
+from gym_serve.servers.containment import contained
 from gym_serve.servers.context import CallContext, current, patience, time_limit, use, without_verdict
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.servers.live import LIVE, LiveEpisodes
@@ -43,6 +44,7 @@ from gym_serve.types.rows import (
     check_params,
     check_row,
     failed_rollout,
+    of_verdict,
     replaced,
     restored,
     unmarked,
@@ -68,22 +70,22 @@ class AgentServer(Server):
         """The policy."""
         resources: EnvironmentClient
         """The environment: tools and verifier."""
-        episode_timeout: float = 3600.0
+        episode_timeout: float = Field(3600.0, gt=0)
         """Deadline of a whole episode, its verification not included."""
         on_deadline: OnDeadline = "grade"
         """What a policy gets that has used up the time of a tool, of its harness or of the episode: the
         verdict on what there is (``grade``), a reward of 0 (``zero``), or no reward at all (``mask``). It is
         not tried again. Slow model calls, waiting, and servers that do not answer are failures instead, which
         are masked and tried again."""
-        seed_timeout: float = 60.0
+        seed_timeout: float = Field(60.0, gt=0)
         """Deadline of opening a session."""
-        model_timeout: float = 600.0
+        model_timeout: float = Field(600.0, gt=0)
         """Deadline of one model call."""
-        tool_timeout: float = 120.0
+        tool_timeout: float = Field(120.0, gt=0)
         """Deadline of one tool call."""
-        verify_timeout: float = 300.0
+        verify_timeout: float = Field(300.0, gt=0)
         """Deadline of the verifier."""
-        close_timeout: float = 30.0
+        close_timeout: float = Field(30.0, gt=0)
         """Deadline of closing the session."""
         max_tool_calls_per_turn: int = Field(Limits().max_tool_calls_per_turn, ge=0)
         """Maximum tool calls that run per turn; the model reads that the others did not run."""
@@ -147,7 +149,9 @@ class AgentServer(Server):
         rollout: JSON | None = None
         with span("invoke_agent", current().traceparent) as agent_span:
             try:
-                verdict = await self._in_context(row, self._scored(episode), agent_span.traceparent)
+                verdict = of_verdict(
+                    await self._in_context(row, self._scored(episode), agent_span.traceparent)
+                )
                 rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
                 rollout |= replaced(row, verdict)
             except GymError as error:
@@ -307,7 +311,7 @@ class AgentServer(Server):
         try:
             # A stage that runs is the first to tell that its time is over.
             with time_limit(None if left is None else left + 3 * patience(left)):
-                await self.act(episode)
+                await contained(self.act(episode))
         except EpisodeOver:
             pass  # it is verified as it stands
         except (asyncio.TimeoutError, TimeoutError):

@@ -205,7 +205,11 @@ def author_error(
     It is terminal, unless a time-out or a lost connection caused it: then a service failed (`Unavailable`).
     """
     name = getattr(method, "__name__", str(method))
-    message = f"`{name}` of {server} failed at {_place(method, error)}: {type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except Exception as broken:  # the class is an author's too
+        text = f"its text cannot be made ({type(broken).__name__})"
+    message = f"`{name}` of {server} failed at {_place(method, error)}: {type(error).__name__}: {text}"
     if (more := admits(server, message.partition(": ")[0])) is not None:
         logger.error("%s%s", message, more, exc_info=error, extra={"server": server})
     return (Unavailable if isinstance(error, _OF_A_SERVICE) else cls)(message, server=server)

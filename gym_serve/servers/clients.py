@@ -199,7 +199,12 @@ class Client:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         name = core_schema.str_schema(min_length=1)
         client = core_schema.no_info_plain_validator_function(cls._check)
-        return core_schema.union_schema([name, client], mode="left_to_right")
+        return core_schema.union_schema(
+            [name, client],
+            mode="left_to_right",
+            custom_error_type="reference",
+            custom_error_message=f"must be the name of a {cls.kind} server, or an object like {cls.__name__}",
+        )
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -212,7 +217,7 @@ class Client:
         # Any object with the client's methods will do: fakes of unit tests are not subclasses.
         methods = [m for m in vars(cls) if not m.startswith("_") and callable(getattr(cls, m))]
         if not all(callable(getattr(value, method, None)) for method in methods):
-            raise ValueError(f"must be the name of a {cls.kind} server, or an object like {cls.__name__}")
+            raise ValueError("it lacks methods of the client")
         return value
 
 

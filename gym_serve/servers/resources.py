@@ -123,6 +123,12 @@ class ResourcesServer(Server):
         if clash := RESERVED & cls.tools.keys():
             where = place_of(getattr(cls, name := min(clash)))
             raise TypeError(f"{where}: tool {cls.__name__}.{name}: the name of a route; rename it")
+        fields = cls.Session.model_fields if issubclass(cls.Session, BaseModel) else {}
+        if needed := [name for name, field in fields.items() if field.is_required()]:
+            where = f"{place_of_class(cls)}: {cls.__name__}.Session"
+            raise TypeError(
+                f"{where}: {', '.join(needed)} must have defaults, as each episode begins with them"
+            )
         if cls.verify is ResourcesServer.verify:
             where = place_of_class(cls)
             raise TypeError(f"{where}: {cls.__name__} must define `verify`, which returns the reward")
@@ -281,7 +287,10 @@ class ResourcesServer(Server):
                     session.row = row
                 try:
                     row_or_body = row if self._seed_takes_row else body
-                    session.seeded = await call.run(self.seed, row_or_body, session.state) or {}
+                    seeded = await call.run(self.seed, row_or_body, session.state) or {}
+                    if not isinstance(seeded, Mapping):
+                        raise TypeError(f"it must return a mapping or None, got {type(seeded).__name__}")
+                    session.seeded = dict(seeded)
                 except GymError:
                     raise
                 except Exception as error:

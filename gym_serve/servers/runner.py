@@ -27,6 +27,7 @@ from gym_serve.observe.catalogue import BOXES, SESSIONS
 from gym_serve.observe.logs import admits, fault
 from gym_serve.observe.timeline import OCCUPIED, QUEUED
 from gym_serve.servers.base import Operation, Server
+from gym_serve.servers.containment import contained
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit, use
 from gym_serve.servers.observing import CallObserver
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
@@ -177,7 +178,7 @@ class ServerRunner:
         try:
             if call.endpoint is not None:
                 self.server.check_endpoint(call.endpoint)
-            result = await self._operation(call.op).handler(_body_of(call))
+            result = await contained(self._operation(call.op).handler(_body_of(call)))
             if self._observer.tokens is not None and isinstance(result, dict) and "usage" in result:
                 self._observer.tokens.record(result["usage"])
             return result if isinstance(result, Reply) else Reply.of(result, call.session)

@@ -31,6 +31,7 @@ from typing import Any, Generic, TypeVar
 
 from gym_serve.observe.cpu import measured_in_thread
 from gym_serve.observe.timeline import OCCUPIED, QUEUED, Recorder, microseconds
+from gym_serve.servers.containment import contained
 from gym_serve.servers.context import CALLER, current
 from gym_serve.servers.threads import Threads
 from gym_serve.servers.usage import UsageMeter
@@ -311,7 +312,7 @@ class SessionCall(Generic[S]):
     async def run(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Await a coroutine function, or run a plain one in a thread, alone in its session."""
         if inspect.iscoroutinefunction(method):
-            return await method(*args, **kwargs)
+            return await contained(method(*args, **kwargs))
         if not self._has_turn:
             await self._take_turn()
         asked = time.monotonic()

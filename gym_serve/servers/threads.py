@@ -17,6 +17,8 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
+from gym_serve.servers.containment import as_exception
+
 _MOST = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has; more would keep the event loop from its turn
 _STALL_SECONDS = 0.005  # without a call's begin while others wait, until there is one thread more
 _IDLE_SECONDS = 10.0  # without a call, until a thread ends
@@ -101,10 +103,9 @@ class Threads:
             failure: BaseException | None = None
             try:
                 value = call.context.run(call.function)
-            except StopIteration as error:  # no future takes it
-                failure = RuntimeError(f"StopIteration: {error}").with_traceback(error.__traceback__)
             except BaseException as error:
-                failure = error
+                is_passed_on = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                failure = error if is_passed_on else as_exception(error)
             with self._lock:
                 call.is_running = False
                 self._settled.append(partial(call.settle, value, failure))

@@ -43,7 +43,7 @@ the class's name in snake case.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 __all__ = [
@@ -143,6 +143,9 @@ class GymError(Exception):
         return {"error": error}
 
 
+_EQUAL = 3  # places that are shown of equal problems
+
+
 class GraphError(GymError):
     """The graph file has problems; ``problems`` holds all of them, one line each."""
 
@@ -153,7 +156,22 @@ class GraphError(GymError):
         self.source = source
         where = f" in {source}" if source else ""
         count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}{where}:"
-        super().__init__("\n".join([count, *(f"  - {p}" for p in self.problems)]))
+        super().__init__("\n".join([count, *(f"  - {line}" for line in _equal_ones_once(self.problems))]))
+
+
+def _equal_ones_once(problems: list[str]) -> Iterator[str]:
+    """The problems; of many that differ in their place alone, one line with the first places."""
+    places: dict[str, list[str]] = {}
+    for problem in problems:
+        place, _, text = problem.partition(": ")
+        places.setdefault(text or problem, []).append(place)
+    for problem in problems:
+        place, _, text = problem.partition(": ")
+        equal = places[text or problem]
+        if len(equal) <= _EQUAL:
+            yield problem
+        elif place == equal[0]:
+            yield f"{', '.join(equal[:_EQUAL])} and {len(equal) - _EQUAL:,} more: {text or problem}"
 
 
 class Rejected(GymError):

@@ -324,6 +324,11 @@ def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
     )
 
 
+def of_verdict(verdict: JSON) -> JSON:
+    """A verdict without what only a run sets: which rollout it is, and how it failed."""
+    return {key: verdict[key] for key in verdict if key != "failure" and not key.startswith("_ng_")}
+
+
 def replaced(row: JSON, verdict: JSON) -> JSON:
     """The key `REPLACED` of a row's rollout with this verdict; empty if the verdict replaces nothing."""
     names = (row.keys() & verdict.keys()) - _OF_ATTEMPT - {"responses_create_params"}

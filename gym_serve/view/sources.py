@@ -109,13 +109,18 @@ def cache_folder() -> Path:
     return folder
 
 
+def _real(path: Path) -> Path:
+    """What a link leads to. (`Path.resolve` raises where links form a loop.)"""
+    return Path(os.path.realpath(path))
+
+
 def _in_folder(folder: Path) -> Iterator[Path]:
     folder = folder.resolve()
     for at, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(at, name)
-            own = path.resolve().is_relative_to(folder)  # a link may lead anywhere
+            own = _real(path).is_relative_to(folder)  # a link may lead anywhere
             if own and name.endswith(_SUFFIXES) and not name.startswith(".") and path.is_file():
                 yield _main_of(path)
 
@@ -135,7 +140,7 @@ def beside(main: Path, path: Path) -> Path:
     """A file beside another, where a link to it leads; where it leads elsewhere, one that is not there."""
     if not path.is_symlink():
         return path
-    target = path.resolve()
+    target = _real(path)
     return target if target.is_relative_to(main.parent.resolve()) else path.with_name(f".outside.{path.name}")
 
 

@@ -44,8 +44,8 @@ def recorded_prices(files: RunFiles) -> dict[str, Prices]:
         with open(open_regular(path.resolve()), "rb") as file:
             prices_by_model = orjson.loads(file.read())["prices"]
         return {str(name): Prices.model_validate(prices) for name, prices in prices_by_model.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
-        return {}
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
+        return {}  # RuntimeError: links form a loop
 
 
 def costs_of(reading: Reading, where: str, prices: Mapping[str, Prices]) -> dict[str, Any] | None:

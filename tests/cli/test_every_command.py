@@ -1,5 +1,6 @@
 """What holds for every command of `gym-serve`: its help, its example, its exit statuses, and `--json`."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from gym_serve import cli
 from gym_serve.cli import main, printing
 
+GYM_SERVE = [sys.executable, "-c", "from gym_serve.cli import main; main()"]
 NO_REPORT = {"logs", "debug"}  # they print lines of a log and of a shell as they are
 
 
@@ -148,3 +150,54 @@ def test_what_is_printed_holds_no_escape(capsys: pytest.CaptureFixture[str]) -> 
     assert not {"\x1b", "\x9b", "\u202e"} & set(told.out + told.err)
     assert told.out.count("\ufffd[2Jx\ufffd1m\ufffdtxt") == 4
     assert told.out.count(r"\u001b[2Jx\u009b1m\u202etxt") == 4
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "said"),
+    [
+        ("closed", "kept", ""),
+        ("kept", "closed", ""),
+        ("full", "full", ""),
+        ("full", "kept", "report of out.jsonl is not printed: cannot write to standard output: No space"),
+    ],
+)
+def test_a_run_goes_on_without_a_reader(tmp_path: Path, stdout: str, stderr: str, said: str) -> None:
+    reader, closed = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full:
+        streams = {"closed": closed, "full": full, "kept": subprocess.PIPE}
+        done = subprocess.run(
+            [*GYM_SERVE, "collect", "simple_weather", "-o", "out.jsonl", "--no-ray"],
+            stdout=streams[stdout],
+            stderr=streams[stderr],
+            cwd=tmp_path,
+            check=False,
+        )
+    os.close(closed)
+    assert done.returncode == 0
+    assert (tmp_path / "out_aggregate_metrics.json").exists()
+    assert said in (done.stderr or b"").decode()
+    assert b"Traceback" not in (done.stderr or b"")
+
+
+def test_a_full_standard_output_is_told() -> None:
+    for command in (["list"], ["validate", "none.yaml", "--json"], ["show", "mcqa"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*GYM_SERVE, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "cannot write to standard output: No space left on device\n",
+        )
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    code = (
+        "import os, signal\n"
+        "from gym_serve.cli import main, options\n"
+        "options.set_verbosity = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "main(['validate', 'graphs/mcqa.yaml'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (143, "Stopped by SIGTERM.\n")

@@ -44,6 +44,9 @@ def test_what_is_written_and_what_is_left_out(rollouts: Path, tmp_path: Path) ->
     assert f"{out}: 2 records of 2 rollouts" in result.stdout
     assert "left out: 1 low_reward; e.g. 0-0: the reward is lower than 0.5" in result.stdout
     assert len(out.read_text().splitlines()) == 2
+    nothing = invoke(rollouts, "--to", "sft", "-o", tmp_path / "none.jsonl", "--min-reward", 5, "--json")
+    assert (nothing.exit_code, json.loads(nothing.stdout)["ok"]) == (1, False)
+    assert "Every rollout is left out" in nothing.stderr
     again = invoke(rollouts, "--to", "sft", "-o", out)
     assert again.exit_code == 1
     assert "exists" in again.stderr

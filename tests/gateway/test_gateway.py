@@ -412,8 +412,12 @@ def test_a_body_over_the_limit_is_not_read(length: bytes) -> None:
         assert (response.status_code, code_of(response), calls) == (413, "too_large", [])
 
 
-def test_a_body_of_unknown_length_is_refused() -> None:
-    response, calls = ask(OK, "/shop/buy", b"{}", headers={"transfer-encoding": b"chunked"})
+@pytest.mark.parametrize(
+    ("name", "value"), [("transfer-encoding", b"chunked"), ("content-encoding", b"gzip")]
+)
+def test_a_body_of_unknown_length_and_a_compressed_one_are_refused(name: str, value: bytes) -> None:
+    response, calls = ask(OK, "/shop/buy", b"{}", headers={name: value})
+    assert name.encode() in response.body
     assert (response.status_code, code_of(response), calls) == (400, "bad_request", [])
 
 

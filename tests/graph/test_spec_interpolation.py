@@ -115,5 +115,5 @@ def test_the_process_goes_before_dotenv_and_the_graphs_before_the_current_direct
 def test_a_dotenv_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_bytes(b"A=\xff\xfe")
-    with pytest.raises(GraphError, match=r"\.env: cannot be read: UnicodeDecodeError"):
+    with pytest.raises(GraphError, match=r"\.env: cannot be read: it must be a text in UTF-8"):
         environment(tmp_path)

@@ -118,9 +118,9 @@ def test_files_that_hold_no_graph(tmp_path: Path, content: str, expected: str) -
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problems(tmp_path / "no.yaml") == [f"no such file: {tmp_path / 'no.yaml'}"]
-    assert problems(tmp_path) == ["cannot be read: IsADirectoryError"]
+    assert problems(tmp_path) == ["cannot be read: Is a directory"]
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\xff")
-    assert problems(tmp_path / "binary.yaml") == ["cannot be read: UnicodeDecodeError"]
+    assert problems(tmp_path / "binary.yaml") == ["must be a text in UTF-8; save it as one"]
 
 
 # Strict YAML

@@ -17,6 +17,7 @@ from support.graph_fakes import (
 )
 
 from gym_serve.graph import classes
+from gym_serve.graph.loading import load_graph
 from gym_serve.types.errors import GraphError
 
 
@@ -87,6 +88,29 @@ def test_sections_and_keys_of_other_forms() -> None:
         "agents.True: a name must be a string; quote it",
         "agents.True: `type` is missing; write a short name, package.module:Class, or http",
     ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        (
+            {"model": None},
+            "model: must be the name of a model server, or an object like ModelClient",
+        ),
+        ({"episode_timeout": 0}, "episode_timeout: must be greater than 0, got 0"),
+    ],
+)
+def test_a_setting_left_empty_and_a_time_limit_of_nothing(setting: dict[str, Any], problem: str) -> None:
+    content = graph()
+    content["agents"]["math_agent"] |= setting
+    assert f"agents.math_agent.{problem}" in problems(content)
+
+
+@pytest.mark.parametrize("name", [5, None, [], ""])
+def test_the_name_of_an_application_is_a_text(name: Any) -> None:
+    content = {"applications": [{"name": name, "import_path": "gym_serve.graph:app", "args": graph()}]}
+    with pytest.raises(GraphError, match=r"applications: `name` must be a text, got .*; quote it"):
+        load_graph(content)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_the_template_of_harbor_runs_unchanged(tmp_path: Path) -> None:
     for name, text in WRITTEN.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    (tmp_path / "instruction.md").write_text("Nothing is to be done.")  # which the template leaves empty
     with Gym.from_graph("workspace", ray=False) as gym:
         (rollout,) = gym.run(list(HarborRows().rows(tmp_path)), agent="oracle")
     assert rollout["reward"] == 1.0, json.dumps(rollout)[-3000:]

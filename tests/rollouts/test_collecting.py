@@ -5,6 +5,7 @@ import gzip
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -511,3 +512,31 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     assert not rows.exists()
     with files.regular(tmp_path / "missing.jsonl") as rows:
         assert rows == tmp_path / "missing.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda lines: [*lines[:-1], lines[-1][:20]], "out_materialized_inputs.jsonl:30 is damaged: "),
+        (
+            lambda lines: [b"[]\n", *lines],
+            "out_materialized_inputs.jsonl:1 is damaged: it must be a JSON object",
+        ),
+        (
+            lambda lines: [b'{"q": 1}\n', *lines],
+            "out_materialized_inputs.jsonl:1 is damaged: .*_ng_task_index",
+        ),
+        (
+            lambda lines: lines[:-2],
+            "out_materialized_inputs.jsonl holds 28 of the run's 30 rollouts; restore",
+        ),
+    ],
+)
+async def test_with_other_inputs_a_run_is_not_resumed(
+    tmp_path: Path, damage: Callable[[list[bytes]], list[bytes]], said: str
+) -> None:
+    output, inputs = tmp_path / "out.jsonl", tmp_path / "out_materialized_inputs.jsonl"
+    await stopped_after(3, rows(30), output)
+    inputs.write_bytes(b"".join(damage(inputs.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(Conflict, match=said):
+        await collect(rows(30), output, collection(FakeAgent()), resume=True)

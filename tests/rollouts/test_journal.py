@@ -53,6 +53,9 @@ def test_names_of_the_files() -> None:
     assert Outputs.of("a.b.jsonl.zst").failures.name == "a.b_failures.jsonl.zst"
     assert Outputs.of("a.b.jsonl.gz").metrics.name == "a.b_aggregate_metrics.json"
     assert Outputs.of("plain").inputs.name == "plain_materialized_inputs.jsonl"
+    for folder in ("", ".", ".."):
+        with pytest.raises(BadRequest, match="is a folder: name a file in it"):
+            Outputs.of(folder)
 
 
 @pytest.mark.parametrize(("first", "second"), [("x.jsonl", "x"), ("x.jsonl", "x.json"), ("x", "x.jsonl.gz")])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support.author import Careless, CarelessAgent, CarelessModel
+from support.author import Careless, CarelessAgent, CarelessModel, Exiting
 
 from gym_serve import (
     AgentFailed,
@@ -46,6 +47,9 @@ RESPONSE = {"output": []}
             r"author\.py:\d+: ValueError: it must return a number or a Verdict, got NoneType",
         ),
         ("nan", VerifyFailed, r"author\.py:\d+: ValidationError: .*finite"),
+        ("exits", VerifyFailed, r"author\.py:\d+ in verify: RuntimeError: it raised SystemExit: 3"),
+        ("stops", VerifyFailed, r"author\.py:\d+ in verify: RuntimeError: it raised StopIteration"),
+        ("unspeakable", VerifyFailed, r"author\.py:\d+ in verify: _Unspeakable: its text cannot be made"),
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_is_terminal(
@@ -58,6 +62,50 @@ def test_a_mistake_is_named_with_its_line_and_is_terminal(
         assert caught.value.server == "Careless"  # type: ignore[attr-defined]
     (record,) = caplog.records
     assert record.exc_info is not None  # the replica's log has the traceback
+
+
+@pytest.mark.parametrize(
+    ("mistake", "failure", "said"),
+    [
+        ("exits", VerifyFailed, r"author\.py:\d+ in verify: RuntimeError: it raised SystemExit: 3"),
+        ("number", SeedFailed, r"author\.py:\d+: TypeError: it must return a mapping or None, got int"),
+        pytest.param(
+            "cancels",
+            VerifyFailed,
+            r"author\.py:\d+ in verify: RuntimeError: it raised CancelledError",
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 11), reason="a task does not say who cancelled it"
+            ),
+        ),
+    ],
+)
+def test_a_coroutine_ends_its_call_alone(mistake: str, failure: type[Exception], said: str) -> None:
+    with TestClient(Exiting()) as client, pytest.raises(failure, match=said):
+        client.episode(mistake=mistake).verify()
+
+
+def test_a_session_without_defaults_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(
+        TypeError, match=r"test_author_errors\.py:\d+: Needing.Session: user must have defaults"
+    ):
+
+        class Needing(Careless):
+            class Session(BaseModel):
+                user: str
+
+
+async def test_a_verdict_sets_neither_the_rollout_nor_its_failure() -> None:
+    class Meddling(CarelessAgent):
+        async def act(self, episode: Any) -> None:
+            pass
+
+        async def verdict(self, episode: Any) -> Any:
+            return {"reward": 1.0, "failure": {"kind": "x"}, "_ng_task_index": 7}
+
+    body = b'{"prompt": "go", "_ng_task_index": 2}'
+    rollout = (await ServerRunner(Meddling.over(Careless())).dispatch(Call("run", body))).json()
+    assert (rollout["reward"], rollout["_ng_task_index"]) == (1.0, 2)
+    assert "failure" not in rollout
 
 
 @pytest.mark.parametrize("mistake", ["busy"])

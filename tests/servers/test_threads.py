@@ -53,7 +53,7 @@ async def test_a_call_that_was_given_up_while_it_waited_never_runs(monkeypatch: 
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(ValueError("no"), ValueError), (StopIteration(3), RuntimeError), (SystemExit(3), SystemExit)],
+    [(ValueError("no"), ValueError), (StopIteration(3), RuntimeError), (SystemExit(3), RuntimeError)],
 )
 async def test_what_a_function_raises(error: BaseException, raised: type[BaseException]) -> None:
     def fail() -> None:

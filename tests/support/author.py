@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from typing import Any
 
 from gym_serve import AgentServer, EnvironmentClient, Episode, ModelServer, ResourcesServer, Unavailable
@@ -21,11 +23,34 @@ class Careless(ResourcesServer):
         mistake = request.mistake
         if mistake == "busy":
             raise Unavailable("the judge is down")
+        if mistake == "exits":
+            sys.exit(3)
+        if mistake == "stops":
+            raise StopIteration
+        if mistake == "unspeakable":
+            raise _Unspeakable
         if mistake == "helper":
             return _score(request)
         if mistake == "library":
             return json.loads("{")
         return {"nan": float("nan")}.get(mistake)
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Exiting(ResourcesServer):
+    """Ends more than its call, in the way that the row asks for."""
+
+    async def seed(self, row: Any, session: Any) -> Any:
+        return 5 if row.get("mistake") == "number" else None
+
+    async def verify(self, request: Any) -> Any:
+        if request.mistake == "exits":
+            sys.exit(3)
+        raise asyncio.CancelledError
 
 
 def _score(request: Any) -> float:

@@ -66,6 +66,8 @@ def test_a_graph_error_lists_all_its_problems() -> None:
     error = pickle.loads(pickle.dumps(GraphError(["a: bad", "b: worse"], source="graph.yaml")))
     assert error.problems == ["a: bad", "b: worse"]
     assert str(error) == "2 problems in graph.yaml:\n  - a: bad\n  - b: worse"
+    many = GraphError([*(f"m{number}: bad" for number in range(50)), "b: worse", "x is odd"])
+    assert str(many) == "52 problems:\n  - m0, m1, m2 and 47 more: bad\n  - b: worse\n  - x is odd"
 
 
 @pytest.mark.parametrize(

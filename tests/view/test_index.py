@@ -204,6 +204,8 @@ class TestPaths:
         (folder / "out.jsonl").write_bytes(LINES[:0])
         (folder / "out_failures.jsonl").symlink_to(tmp_path / "secret.jsonl")
         (folder / "inside.jsonl").symlink_to(folder / "out.jsonl")
+        for name in ("loop.jsonl", "out_run.json"):
+            (folder / name).symlink_to(folder / name)
         with View([folder], tmp_path / "cache") as view:
             assert shown(view) == []
         assert "link.jsonl" not in self.names(folder)

@@ -121,7 +121,7 @@ def export(
             for record in exporter.records(chosen, report, **checked):
                 write(record)
     except OSError as error:
-        raise BadRequest(f"the export to {path} failed: {error}") from error
+        raise BadRequest(f"the export to {path} failed: {error.strerror or error}") from error
     return report
 
 
