@@ -24,7 +24,7 @@ from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.judging import JudgeCalls, label_of
 from gym_serve.transports import InlineTransport
-from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.errors import BadRequest, EndpointMisconfigured, Unavailable
 
 JSON = dict[str, Any]
 
@@ -248,6 +248,23 @@ async def test_chunks(ask: Ask, backend: Any, answer: Any) -> None:
 async def test_responses(ask: Ask, backend: Any, answer: Any, streamed: bool) -> None:
     backend.replies = [(200, answer)]
     await refused(ask(OpenAIModel, "responses", ASK, streamed=streamed))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_another_protocol_stops_the_run(ask: Ask, backend: Any, streamed: bool) -> None:
+    spoken = {
+        "Responses": (
+            OpenAIModel,
+            "responses",
+            ASK,
+            {**HEAD, "choices": [{"message": {"content": "Hello"}}]},
+        ),
+        "Chat Completions": (ChatModel, "responses", ASK, {"id": "r", "object": "response", "output": []}),
+    }
+    for protocol, (kind, method, body, answer) in spoken.items():
+        backend.replies = [(200, answer)]
+        with pytest.raises(EndpointMisconfigured, match=f"does not speak {protocol}"):
+            await ask(kind, method, body, streamed=streamed)
 
 
 @named(EVENTS)

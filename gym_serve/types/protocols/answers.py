@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 import msgspec
 
-from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.errors import BadRequest, EndpointMisconfigured, Unavailable
 from gym_serve.types.protocols.content import content_refusal, content_text, seconds, shown
 from gym_serve.types.protocols.items import assistant_items, final_answer, message_item, new_id
 from gym_serve.types.protocols.requests import responses_to_chat
@@ -38,9 +38,11 @@ _COMPLETE = (None, "completed", "incomplete")
 
 def check_completion(completion: Any) -> JSON:
     """The first choice of a chat completion. Raises `Unavailable`: the answer is none, or its generation was
-    aborted, as engines do when their weights are replaced: a part is not the model's answer."""
+    aborted, as engines do when their weights are replaced: a part is not the model's answer;
+    EndpointMisconfigured: it is of another protocol."""
     choices = completion.get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices:
+        _check_protocol(completion, "output", "Chat Completions")
         raise Unavailable(f"the backend's answer is not a chat completion: {shown(completion)}")
     for index, choice in enumerate(choices):
         if problem := _choice_problem(choice):
@@ -59,9 +61,10 @@ def check_delta(choice: Any) -> None:
 
 def check_response(response: Any, who: str = "the model") -> JSON:
     """``response``, if it is a finished Response, by a model or by an agent for a whole episode; or raises
-    `Unavailable`."""
+    `Unavailable`, or `EndpointMisconfigured` if it is of another protocol."""
     output = response.get("output") if isinstance(response, dict) else None
     if not isinstance(output, list):
+        _check_protocol(response, "choices", "Responses")
         raise Unavailable(f"{who} did not answer a Response object: {shown(response)}")
     if response.get("error") is not None or response.get("status") not in _COMPLETE:
         failed = response.get("error") or response.get("status")
@@ -74,6 +77,11 @@ def check_response(response: Any, who: str = "the model") -> JSON:
             raise Unavailable(f"{who} did not answer a Response object: output[{index}]: {problem}")
     whole: JSON = response
     return whole
+
+
+def _check_protocol(answer: Any, other: str, protocol: str) -> None:
+    if isinstance(answer, dict) and isinstance(answer.get(other), list):
+        raise EndpointMisconfigured(f"the endpoint does not speak {protocol}, it answers `{other}`")
 
 
 def _check_ended(choice: JSON) -> None:
