@@ -20,6 +20,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -154,6 +155,20 @@ def _entries(name: str) -> Iterator[str]:
         path = str(package.locate_file(top))
         if top not in ("..", "__pycache__") and os.path.exists(path):
             yield path
+
+
+def compile_packages(names: Iterable[str]) -> None:
+    """Compile packages that their installer left as they were, as uv does. In a sandbox each program would
+    compile them anew, in its own time, as it cannot keep what it compiles."""
+    folders = [
+        entry
+        for name in packages_of(names)
+        for entry in _entries(name)
+        if not all(map(os.path.exists, map(cache_from_source, map(str, Path(entry).glob("*.py")))))
+    ]
+    if folders:  # one that cannot be written stays as it is
+        compiling = (sys.executable, "-W", "ignore", "-m", "compileall", "-qq", "-j", "0", *folders)
+        subprocess.run(compiling, stdout=subprocess.DEVNULL, check=False)
 
 
 class Confinement(Protocol):
@@ -321,6 +336,7 @@ def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Confinement
             f"{needs}; {_NEXT_STEP}"
         )
     end_orphans()
+    compile_packages(packages)
     return bubblewrap
 
 

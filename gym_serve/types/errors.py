@@ -288,8 +288,8 @@ class EndpointAccessDenied(OperatorError):
 
 
 class EndpointMisconfigured(OperatorError):
-    """An endpoint has no such model or path (its 404 or 405), speaks another protocol, redirects, or lacks what a
-    setting asks for."""
+    """An endpoint has no such model or path (its 404 or 405), speaks another protocol, redirects, or lacks
+    what a setting asks for."""
 
 
 class RepeatedFailure(OperatorError):
