@@ -191,7 +191,7 @@ def test_a_kill_and_then_resume_gives_every_rollout_once(gym: Gym, tmp_path: Pat
     process.communicate()
     refused = run(*command)
     assert refused.returncode == 1
-    assert "resume it, or write to another file" in refused.stderr
+    assert "resume it (--resume), or write to another file" in refused.stderr
     result = run(*command[:-2], "--resume", "--json")
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)

@@ -56,7 +56,7 @@ RUN_ELSEWHERE = {
     "gym-serve view": "tests/view/test_server.py",
     "gym-serve sandbox": "tests/cli/test_sandbox_command.py",
     "python3 -m venv": "tests/cli/test_first_run.py, with a wheel of its own",
-    "pip install gym_serve-": "tests/cli/test_first_run.py, from a wheel of its own",
+    "pip install dist/gym_serve-": "tests/cli/test_first_run.py, from a wheel of its own",
     "python examples/quickstart.py": "make run, which CI runs",
     "python3.12 -m venv": "tests/interop/test_tutorial_nemo_gym.py, with the rest of its page",
     "source ": "the same",
