@@ -122,7 +122,7 @@ async def test_context_overflow_is_an_answer(model, backend):
 
 
 async def test_a_chat_answer_that_is_none(model, backend):
-    backend.replies = [{"output": []}]
+    backend.replies = [{"outputs": []}]
     with pytest.raises(Unavailable, match="not a chat completion"):
         await model.chat_completions({"messages": []})
 
