@@ -319,11 +319,10 @@ class SessionCall(Generic[S]):
         call = self._sessions.threads.call(partial(self._in_thread, partial(method, *args, **kwargs)))
         self._thread = call.result
         try:
-            return await asyncio.shield(call.result)
+            return await self._sessions.threads.wait(call)
         except asyncio.CancelledError:
             waited, notes = (self._began or time.monotonic()) - asked, current().notes
             notes[QUEUED] = notes.get(QUEUED, 0) + microseconds(waited)  # for a thread of this process
-            self._sessions.threads.abandon(call)
             raise
 
     def _in_thread(self, work: Callable[[], Any]) -> Any:

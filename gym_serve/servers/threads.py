@@ -66,7 +66,10 @@ class Threads:
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """Await a function that runs in a thread. What it raises is raised here."""
-        call = self.call(function)
+        return await self.wait(self.call(function))
+
+    async def wait(self, call: ThreadCall) -> Any:
+        """Await a call's result; it is abandoned if that is cancelled."""
         try:
             return await asyncio.shield(call.result)
         except asyncio.CancelledError:
@@ -107,13 +110,13 @@ class Threads:
                 is_passed_on = isinstance(error, Exception) and not isinstance(error, StopIteration)
                 failure = error if is_passed_on else as_exception(error)
             with self._lock:
-                call.is_running = False
+                call.is_running, is_replaced = False, call.is_abandoned
                 self._settled.append(partial(call.settle, value, failure))
                 wakes, self._wakes = self._wakes, True
             if not wakes:
                 with suppress(RuntimeError):  # the loop is closed: nobody waits
                     loop.call_soon_threadsafe(self._settle)
-            if call.is_abandoned:
+            if is_replaced:
                 return
             del call, value, failure  # before the next one comes
 
