@@ -212,9 +212,6 @@ _FENCE = "```"
 _SQL_FENCE = re.compile(r"```(?:sqlite3?|mysql|postgresql|postgres|pgsql|psql|sql)", re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP)\s", re.IGNORECASE)
 _QUERY = re.compile(r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s", re.IGNORECASE)
-_BEGINS = re.compile(
-    r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s|(?im:^[ \t]*(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s)"
-)
 _ENDS = re.compile(  # what is quoted ends nothing
     r"'[^'\n]*'|\"[^\"\n]*\"|;|\n[ \t]*\n|(?:```|~~~|</\w+>)|(?<=\w)\.\s{1,9}(?=[A-Z][a-z]*\s[a-z])|[(){}]"
     r"|\"(?=\s{0,9}\})"
@@ -243,13 +240,23 @@ def extract_sql(text: str) -> str | None:
 
 def _in_prose(text: str) -> str | None:
     """The last statement that stands in prose: `WITH` and subqueries belong to the statement around them."""
-    statement, place = None, 0
-    while (start := _BEGINS.search(text, place)) is not None:
-        place = _end_of(text, start.end())
-        statement = text[start.start() : place]
-    if statement is None and (start := _QUERY.search(text)) is not None:
-        statement = text[start.start() : _end_of(text, start.end())]
+    statement = first = None
+    place = 0
+    while (word := _QUERY.search(text, place)) is not None:
+        first = first or word
+        place = word.end()
+        if word[0].isupper() or _begins_line(word):
+            place = _end_of(text, place)
+            statement = text[word.start() : place]
+    if statement is None and first is not None:
+        statement = text[first.start() : _end_of(text, first.end())]
     return statement
+
+
+def _begins_line(word: re.Match[str]) -> bool:
+    start = max(0, word.start() - 200)  # a line that is indented further is none
+    _, newline, indent = word.string[start : word.start()].rpartition("\n")
+    return (bool(newline) or start == 0) and not indent.strip(" \t")
 
 
 def _end_of(text: str, place: int) -> int:

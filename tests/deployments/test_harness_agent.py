@@ -311,20 +311,17 @@ async def never_asks(task: dict[str, Any]) -> web.Response:
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    ("settings", "stopped_by"),
-    [({"harness_timeout": 0.5}, "harness_deadline"), ({"episode_timeout": 0.5}, "episode_deadline")],
-)
-@pytest.mark.parametrize(("work", "items"), [(asleep, 1), (never_asks, 0)])
+@pytest.mark.parametrize("stage", ["harness", "episode"])
+@pytest.mark.parametrize(("work", "seconds", "items"), [(asleep, 5.0, 1), (never_asks, 0.5, 0)])
 async def test_the_time_of_a_harness_is_graded(
-    bench: Bench, work: Any, items: int, settings: dict[str, float], stopped_by: str
+    bench: Bench, work: Any, seconds: float, items: int, stage: str
 ) -> None:
     bench.work = work
-    rollout = await bench.run(url=f"{bench.url}/work", **settings)
+    rollout = await bench.run(url=f"{bench.url}/work", **{f"{stage}_timeout": seconds})
     assert "failure" not in rollout
-    assert (rollout["reward"], rollout["stopped_by"]) == (0.0, stopped_by)
+    assert (rollout["reward"], rollout["stopped_by"]) == (0.0, f"{stage}_deadline")
     assert len(rollout["response"]["output"]) == items
-    assert "0.5 s" in rollout["reason"]
+    assert f"{seconds:g} s" in rollout["reason"]
 
 
 async def test_a_harness_that_waits_for_a_slow_model_is_the_machines(

@@ -1,8 +1,9 @@
 """Every verifier of the catalogue, against one set of hostile answers (tests/support/hostile.py).
 
 What an answer causes is its score: each gets a reward, never a failure, and costs little time, memory, and
-delay of the event loop, on which hundreds of other episodes wait. Limits are of this process's CPU time, so
-that a busy machine fails no test; processes of an environment's own have the limits of its settings.
+delay of the event loop, on which hundreds of other episodes wait. Limits are of this process's CPU time, in
+seconds of a core that adds `ADDITIONS` numbers in one, so that no busy or slow machine fails a test;
+processes of an environment's own have the limits of its settings.
 
 An environment that is new is found by its entry point. It needs an entry in `CASES` if it has settings that
 are required, or if its verifier does something that its example rows do not show.
@@ -40,6 +41,8 @@ JSON = dict[str, Any]
 FOREIGN = {"graded", "inspect", "lm_eval", "nemo_gym", "openenv", "verifiers"}
 """Hosts of verifiers that are none of ours: other libraries', and a function of a user."""
 
+ADDITIONS = 40_000_000
+"""What the core that the limits are for adds in a second, in CPython 3.11."""
 LOOP_SECONDS = 0.5
 """CPU time of this process between two turns of the event loop."""
 ANSWER_SECONDS = 0.05
@@ -222,14 +225,29 @@ class AnyModel:
         return {"data": [{"data": [0.5], "probs": [0.5, 0.5]}]}
 
 
+def add(count: float) -> float:
+    """Add ``count`` numbers; returns the CPU time that this took."""
+    started, total = time.process_time(), 0
+    for number in range(int(count)):
+        total += number
+    return time.process_time() - started
+
+
 class Costs:
-    """What this process used, while it is a context."""
+    """What this process used, while it is a context.
+
+    Attributes:
+        seconds: CPU time in all.
+        longest: CPU time between two turns of the event loop.
+        bytes: memory at its peak, beyond what there was.
+    """
 
     async def __aenter__(self) -> Costs:
         gc.collect()
         with suppress(OSError):  # Linux: the peak begins anew
             Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240
         self._before = _peak_bytes()
+        self._slowness = max(1.0, 20 * add(ADDITIONS / 20))
         self._started = time.process_time()
         self.longest = 0.0
         self._beats = asyncio.create_task(self._beat())
@@ -239,7 +257,8 @@ class Costs:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(0.01)
         self._beats.cancel()
-        self.seconds = time.process_time() - self._started
+        self.seconds = (time.process_time() - self._started) / self._slowness
+        self.longest /= self._slowness
         self.bytes = _peak_bytes() - self._before
 
     async def _beat(self) -> None:
@@ -389,9 +408,7 @@ class Naive(ResourcesServer):
         if text == "raise":
             raise ValueError(text)
         if text == "hold":
-            end = time.process_time() + 2 * LOOP_SECONDS
-            while time.process_time() < end:
-                pass
+            add(ADDITIONS * 4 * LOOP_SECONDS)
         return float(len(bytes([1]) * (2 * MEMORY))) if text == "allocate" else 0.0
 
 
