@@ -1,8 +1,10 @@
 """The log of a replica: what its records say, how faults are limited, and how files are read again."""
 
 import asyncio
+import itertools
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,8 @@ def test_a_record_of_several_lines_is_found_by_its_rollout(tmp_path: Path) -> No
 
 def test_reading_goes_on_over_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "2000")
+    clock = itertools.count(time.time(), 0.0004)  # which nobody sets back: records are sorted by their time
+    monkeypatch.setattr(time, "time", lambda: next(clock))
     write(tmp_path)
     log = logging.getLogger("gym_serve")
     positions: dict[str, int] = {}
