@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -11,10 +12,11 @@ pytest.importorskip("lm_eval.tasks")
 
 from lm_eval.api.model import LM
 from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks._index import Kind
 
 from gym_serve.evaluation.benchmark import Benchmark
 from gym_serve.interop.lm_eval import LmEval, lm_eval_benchmark, worker
-from gym_serve.interop.lm_eval.tasks import rows_of
+from gym_serve.interop.lm_eval.tasks import manager_of, rows_of, task_files
 from gym_serve.testing import TestClient
 from gym_serve.types.errors import InvalidRequest
 
@@ -167,7 +169,11 @@ Sample = tuple[dict[str, Any], str, dict[str, float]]
 def their_samples(task: str) -> Iterator[Sample]:
     """Document, completion and metrics of each sample, by lm-eval's own program."""
     results = simple_evaluate(
-        model=Answers(), tasks=[task], log_samples=True, bootstrap_iters=0, task_manager=worker._manager(None)
+        model=Answers(),
+        tasks=[task],
+        log_samples=True,
+        bootstrap_iters=0,
+        task_manager=manager_of(task, None),
     )
     merged: dict[int, Sample] = {}
     for sample in results["samples"][task]:
@@ -210,14 +216,25 @@ def test_a_task_is_a_benchmark() -> None:
     }
 
 
-def test_a_group_is_one_benchmark() -> None:
+def test_likelihoods_of_given_answers_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="arc_challenge compares likelihoods of given answers"):
+        list(rows_of("arc_challenge"))
+
+
+def test_what_is_no_single_task_is_looked_for_among_all() -> None:
     assert len({row["lm_eval_task"] for row in rows_of("bbh_zeroshot")}) == 27
+    with pytest.raises(InvalidRequest, match="has no task 'nosuch'"):
+        list(rows_of("nosuch"))
+    tasks = {
+        name: entry.yaml_path
+        for name, entry in manager_of("nosuch", None).task_index.items()
+        if entry.kind in {Kind.TASK, Kind.PY_TASK}
+    }
+    assert task_files() == tasks
 
 
-@pytest.mark.parametrize(
-    ("task", "problem"),
-    [("arc_challenge", "compares likelihoods of given answers"), ("nosuch", "has no task 'nosuch'")],
-)
-def test_what_cannot_be_run_is_refused(task: str, problem: str) -> None:
-    with pytest.raises(InvalidRequest, match=problem):
-        list(rows_of(task))
+def test_a_task_of_a_user_s_comes_before_one_of_lm_eval_s(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("task: 'gsm8k'  # with another prompt\ndescription: mine\n", "utf-8")
+    entry = manager_of("gsm8k", str(tmp_path)).task_index["gsm8k"]
+    assert entry.yaml_path == tmp_path / "own.yaml"
+    assert manager_of("nq_open", str(tmp_path)).task_index["nq_open"].yaml_path == task_files()["nq_open"]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from lm_eval import tasks as shipped
 from lm_eval.tasks import TaskManager
 
 from gym_serve.types.errors import InvalidRequest, Unavailable
@@ -18,11 +22,38 @@ _MAX_TOKENS = (
 )
 
 
+_TASK = re.compile(r"""^["']?task["']?:[ \t]*(["']?)([^"'\s#\[{]+)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
+
+
+def manager_of(name: str, include_path: str | None) -> TaskManager:
+    """A manager that knows a task, and those in its folder; of a group, a tag or no task, one that knows all.
+
+    lm-eval parses its 14,000 files for one that knows all, which takes several seconds.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    file = (task_files(include_path).get(name) if include_path else None) or task_files().get(name)
+    return _manager(include_path) if file is None else _manager(str(file.parent), include_defaults=False)
+
+
+@lru_cache
+def _manager(include_path: str | None, *, include_defaults: bool = True) -> TaskManager:
+    return TaskManager(include_path=include_path, include_defaults=include_defaults)
+
+
+@lru_cache
+def task_files(folder: str = str(Path(shipped.__file__).parent)) -> dict[str, Path]:
+    """The files that tasks are in, by name; of two with the same name lm-eval takes the first."""
+    files: dict[str, Path] = {}
+    for path in sorted(Path(folder).glob("**/*.yaml"), key=Path.as_posix):
+        if task := _TASK.search(path.read_text("utf-8", "replace")):
+            files.setdefault(task[2], path)
+    return files
+
+
 def rows_of(name: str, include_path: str | None = None) -> Iterator[JSON]:
     """The rows of a task, a group or a tag. Raises InvalidRequest: there is none, or one is not generative;
     Unavailable: its data set cannot be loaded."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = TaskManager(include_path=include_path)
+    manager = manager_of(name, include_path)
     if name not in manager.all_tasks:
         raise InvalidRequest(f"lm-eval has no task {name!r}")
     try:

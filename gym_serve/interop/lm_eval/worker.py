@@ -6,16 +6,13 @@ It has no network and needs no data set: a task is built over the document that 
 
 from __future__ import annotations
 
-import logging
-from functools import lru_cache
 from typing import Any, TypedDict
 
 import datasets
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks import TaskManager
 
-from gym_serve.interop.lm_eval.tasks import stops_of
+from gym_serve.interop.lm_eval.tasks import manager_of, stops_of, task_files
 
 
 class Scored(TypedDict):
@@ -26,9 +23,8 @@ class Scored(TypedDict):
 
 
 def warm_up() -> None:
-    """Import lm-eval and index its tasks, which takes some seconds."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    _manager(None)
+    """Find the files of lm-eval's tasks; importing it has taken longer."""
+    task_files()
 
 
 def work(request: tuple[str, str | None, dict[str, Any], str]) -> Scored:
@@ -52,11 +48,6 @@ def work(request: tuple[str, str | None, dict[str, Any], str]) -> Scored:
     return {"metrics": metrics, "invalid": invalid}
 
 
-@lru_cache
-def _manager(include_path: str | None) -> TaskManager:
-    return TaskManager(include_path=include_path)
-
-
 _tasks: dict[str, Any] = {}
 
 
@@ -65,7 +56,7 @@ def _task(name: str, include_path: str | None, doc: dict[str, Any]) -> Any:
         download = ConfigurableTask.download
         ConfigurableTask.download = lambda task, *arguments, **options: _hold(task, doc)
         try:
-            _tasks[name] = _manager(include_path).load(name)["tasks"][name]
+            _tasks[name] = manager_of(name, include_path).load(name)["tasks"][name]
         finally:
             ConfigurableTask.download = download
     return _tasks[name]
