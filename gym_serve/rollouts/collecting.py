@@ -391,10 +391,12 @@ async def merge(
     """
     sources = [Outputs.of(shard) for shard in shards]
     with ExitStack() as locks:
-        for source in sources:
+        for number, source in enumerate(sources):
             if not source.rollouts.is_file():
                 problem = "is no file" if source.rollouts.exists() else "does not exist"
                 raise InvalidRequest(f"{source.rollouts} {problem}, so there is no run to merge")
+            if any(source.rollouts.samefile(other.rollouts) for other in sources[:number]):
+                raise InvalidRequest(f"{source.rollouts} is given twice")
             locks.enter_context(RecordFile(source.rollouts, exclusive=True))
         await asyncio.to_thread(_merge, sources, Outputs.of(output))
     return await summarize_run(Outputs.of(output), aggregate, metric_spec)
@@ -403,8 +405,9 @@ async def merge(
 def _merge(sources: list[Outputs], target: Outputs) -> None:
     headers = [_header(source) for source in sources]
     _check(sources, headers)
-    if target.rollouts.exists() or target.failures.exists():
-        raise Conflict(f"{target.rollouts} holds a run; choose another file for the merged run")
+    for file in (target.rollouts, target.failures):
+        if file.exists():
+            raise Conflict(f"{file} exists; choose another file for the merged run")
     first = headers[0]
     merged = Header.new(
         input=first.input,
@@ -417,16 +420,20 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
         prices=first.prices,
         output=target.rollouts.name,
     )
-    with replacing(target.inputs) as file:
-        for source in sources:
-            for group in stored_groups(source.inputs):
-                file.write(b"".join(map(readable_line, group)))
-    merged.write(target.header)
-    _write(target.failures, _failures(sources, headers, merged.run))
-    if any(source.comparisons.exists() for source in sources):
-        _write(target.comparisons, _records([source.comparisons for source in sources], merged.run))
-    # Written last: while it does not exist, there is no merged run.
-    _write(target.rollouts, _once(_records([source.rollouts for source in sources], merged.run)))
+    with ExitStack() as undo:
+        for written in (target.inputs, target.header, target.failures, target.comparisons):
+            undo.callback(written.unlink, missing_ok=True)
+        with replacing(target.inputs) as inputs:
+            for source in sources:
+                for group in stored_groups(source.inputs):
+                    inputs.write(b"".join(map(readable_line, group)))
+        merged.write(target.header)
+        _write(target.failures, _failures(sources, headers, merged.run))
+        if any(source.comparisons.exists() for source in sources):
+            _write(target.comparisons, _records([source.comparisons for source in sources], merged.run))
+        # Written last: while it does not exist, there is no merged run.
+        _write(target.rollouts, _once(_records([source.rollouts for source in sources], merged.run)))
+        undo.pop_all()
 
 
 def _header(source: Outputs) -> Header:

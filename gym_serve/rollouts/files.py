@@ -165,8 +165,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise Unavailable(
-                f"no space left for {path} ({error.strerror}); it holds every reported rollout. Free some "
-                "space, then resume"
+                f"no space left for {path} ({error.strerror}). Free some space, then run the command again; "
+                "a run that has begun goes on with --resume, and has lost nothing that it reported"
             ) from error
         check_folder(path)
         raise BadRequest(f"cannot write {path}: {error.strerror or error}") from error
@@ -222,15 +222,19 @@ def sync_directory(path: Path) -> None:
 def replace_records(path: Path, records: Iterable[JSON]) -> Iterator[None]:
     """Replace a file of records, in steps of one; it appears when it is complete."""
     partial_file = path.with_name(f".partial.{path.name}")
-    with RecordFile(partial_file) as file:
-        file.clear()
-        for record in records:
-            file.append(record)
-            yield
-        file.sync()
-    with writing(path):
-        os.replace(partial_file, path)
-        sync_directory(path.parent)
+    try:
+        with RecordFile(partial_file) as file:
+            file.clear()
+            for record in records:
+                file.append(record)
+                yield
+            file.sync()
+        with writing(path):
+            os.replace(partial_file, path)
+            sync_directory(path.parent)
+    except BaseException:
+        partial_file.unlink(missing_ok=True)  # where no space is left, it takes some
+        raise
 
 
 def fingerprint(path: Path) -> JSON:

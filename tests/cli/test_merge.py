@@ -1,7 +1,9 @@
 """`gym-serve merge`: shards as one run, with its metrics and what is missing."""
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ def test_the_run_of_all_shards(shards: list[str], tmp_path: Path) -> None:
     assert "pass@1[avg-of-2]/accuracy" in report["metrics"][0]["key_metrics"]
     again = merged(tmp_path, *shards)
     assert again.exit_code == 1
-    assert "holds a run; choose another file for the merged run" in again.stderr
+    assert "all.jsonl exists; choose another file for the merged run" in again.stderr
 
 
 def test_what_is_missing_is_said(shards: list[str], tmp_path: Path) -> None:
@@ -64,3 +66,28 @@ def test_a_shard_too_few(shards: list[str], tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "shards are missing: 2/2" in json.loads(result.stdout)["error"]["message"]
     assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_a_shard_twice(shards: list[str], tmp_path: Path) -> None:
+    result = merged(tmp_path, *shards, shards[1])
+    assert result.exit_code == 1
+    assert "part2.jsonl is given twice" in result.stderr
+
+
+def test_a_merge_without_space_leaves_nothing(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, before = os.replace, set(tmp_path.iterdir())
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == "all.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        result = merged(tmp_path, *shards)
+    assert result.exit_code == 1
+    assert "all.jsonl (No space left on device). Free some space, then run the command again" in result.stderr
+    assert set(tmp_path.iterdir()) == before
+    assert merged(tmp_path, *shards).exit_code == 3
