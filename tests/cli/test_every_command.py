@@ -1,5 +1,6 @@
 """What holds for every command of `gym-serve`: its help, its example, its exit statuses, and `--json`."""
 
+import json
 import os
 import re
 import shlex
@@ -201,3 +202,29 @@ def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (143, "Stopped by SIGTERM.\n")
+
+
+NOISY = """
+import os
+print("of the module")
+from gym_serve.servers import ResourcesServer, Verdict
+class Noisy(ResourcesServer):
+    async def verify(self, request):
+        print("of the verifier")
+        os.system("echo of its child process")
+        return Verdict(reward=1.0)
+"""
+
+
+def test_what_an_author_prints_is_not_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "gs_noisy.py").write_text(NOISY)
+    (tmp_path / "graph.yaml").write_text(
+        "models: {policy: {type: scripted_model}}\n"
+        "resources: {noisy: {type: gs_noisy:Noisy}}\n"
+        "agents: {agent: {type: simple_agent, model: policy, resources: noisy}}\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"responses_create_params": {"input": "hello"}}\n')
+    command = [*GYM_SERVE, "collect", "graph.yaml", "rows.jsonl", "--no-ray", "--json", "-o", "out.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["ok"]
+    assert re.findall("of .*", done.stderr) == ["of the module", "of the verifier", "of its child process"]
