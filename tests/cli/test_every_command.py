@@ -129,6 +129,19 @@ def test_help_loads_no_ray() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_ctrl_c_while_the_commands_are_imported_is_quiet() -> None:
+    code = (
+        "import sys, gym_serve\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from gym_serve.cli import main\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_all_that_is_printed_is_cleaned_in_one_place() -> None:
     """Of escapes that data, models and logs may contain: `printing` alone calls what writes to a terminal."""
     writes = re.compile(
