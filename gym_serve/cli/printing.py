@@ -77,6 +77,14 @@ def reports() -> TextIO:
     return _reports[-1] if _reports else sys.stdout
 
 
+def ask(prompt: str) -> str:
+    """A line that a person types. A terminal has its prompt from `input`, for the keys that edit a line."""
+    if reports() is sys.stdout:
+        return input(prompt)
+    echo(prompt, nl=False)
+    return input()
+
+
 def give_up_reports() -> None:
     """What is left in the buffer of standard output has no reader."""
     _reports.append(open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
