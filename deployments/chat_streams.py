@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gym_serve.servers.context import closing
 from gym_serve.types.errors import Unavailable
-from gym_serve.types.exact import Pieces, lenient_json, mended
+from gym_serve.types.exact import Pieces, lenient_json, mended, no_json
 from gym_serve.types.protocols import ChunkJoiner, ResponseStream, chat_chunks
 from gym_serve.types.requests import JSON
 
@@ -159,4 +159,4 @@ def _decoded(url: str, event: bytes) -> Any:
     try:
         return lenient_json(event)
     except ValueError as error:
-        raise Unavailable(f"{url} sent an event that is no JSON ({error}): {event[:200]!r}") from None
+        raise Unavailable(f"{url} sent an event that is no JSON: {no_json(event, error)}") from None

@@ -29,7 +29,7 @@ from gym_serve.deployments.http_client import (
 from gym_serve.observe.tracing import span
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
-from gym_serve.types.exact import foreign_json
+from gym_serve.types.exact import foreign_json, no_json
 from gym_serve.types.model_endpoint import MODEL_FIELD
 from gym_serve.types.protocols import generation_in, refusal, says_full
 from gym_serve.types.requests import JSON
@@ -230,7 +230,7 @@ class Connections:
             try:
                 body = foreign_json(text)
             except ValueError as error:
-                return Answer(None, Unavailable(f"{url} answered what is no JSON ({error}): {text[:200]!r}"))
+                return Answer(None, Unavailable(f"{url} answered what is no JSON: {no_json(text, error)}"))
             if body is None:  # which is not what a prompt that does not fit is
                 return Answer(None, Unavailable(f"{url} answered null"))
             if written := _withheld(url, body):

@@ -39,7 +39,7 @@ from gym_serve.types.errors import (
     error_from_body,
     own_error,
 )
-from gym_serve.types.exact import foreign_json
+from gym_serve.types.exact import foreign_json, no_json
 from gym_serve.types.model_endpoint import NO_ADDRESS, is_address
 from gym_serve.types.protocols import wait_of
 from gym_serve.types.protocols.refusals import Meaning, meaning_of
@@ -242,7 +242,7 @@ class HttpClient:
         try:
             return foreign_json(text.encode()) if text else None
         except ValueError as error:
-            raise Unavailable(f"{url} must answer JSON, got {text[:200]!r} ({error})") from None
+            raise Unavailable(f"{url} must answer JSON, got {no_json(text.encode(), error)}") from None
 
     async def answers(self, url: str) -> bool:
         """Whether a server answers a ``GET``, with any status, within two seconds."""

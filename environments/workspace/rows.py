@@ -156,5 +156,6 @@ def harbor_benchmark(folder: str) -> JSON:
 
 
 def harbor_rows(split: str, *, folder: str) -> Iterator[JSON]:
-    """The rows of a folder of tasks, which has no splits."""
-    return HarborRows().rows(folder)
+    """The rows of a folder of tasks, which has no splits. They are named as the tasks' folders are."""
+    for row in HarborRows().rows(folder):
+        yield {**row, "benchmark_row": Path(row["task"]).name}

@@ -5,13 +5,16 @@ Tests and solution are bytes of this process: they enter a box when it is their 
 
 from __future__ import annotations
 
+import difflib
+import logging
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -38,6 +41,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+logger = logging.getLogger("gym_serve")
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
 PUBLISHED = f"{LOGS}/artifacts"  # folder whose files go to the tests of every task of Harbor
@@ -215,6 +220,8 @@ class _Environment(BaseModel):
     docker_image: str | None = None
     healthcheck: HealthCheck | None = None
     mcp_servers: _Nothing = []
+    gpu_types: Any = None  # not read, as without a GPU
+    skills_dir: Any = None  # not read
 
     def spec(self, phase: _Phase) -> SandboxSpec:
         """The box that it asks for, with the network of a phase."""
@@ -266,6 +273,14 @@ class _Step(BaseModel):
 
 
 class _Config(BaseModel):
+    """A file ``task.toml``. Harbor ignores keys that it does not know; here `_data_of` warns of them."""
+
+    schema_version: Any = None  # not read, as what follows
+    version: Any = None
+    task: Any = None
+    metadata: Any = None
+    source: Any = None
+
     environment: _Environment = _Environment()
     agent: _Phase = _Phase()
     verifier: _Verifier = _Verifier()
@@ -291,10 +306,45 @@ def _of_folder(folder: Path, variables: Mapping[str, SecretStr], *, oracle: bool
 
 
 def _data_of(folder: Path) -> JSON:
+    file = folder / "task.toml"
     try:
-        return tomllib.loads((folder / "task.toml").read_text("utf-8"))
+        data = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise _no_task(folder, error) from None
+    if unknown := tuple(_unknown_keys(_Config, data)):
+        _warn(file, unknown)
+    return data
+
+
+def _unknown_keys(model: type[BaseModel], table: JSON, path: str = "") -> Iterator[str]:
+    """The keys of a table, and of those in it, that ``model`` does not have, with the nearest it has."""
+    annotations = {
+        str(key): field.annotation
+        for name, field in model.model_fields.items()
+        for key in getattr(field.validation_alias, "choices", [name])
+    }
+    for key, value in table.items():
+        if key not in annotations:
+            near = difflib.get_close_matches(key, annotations, n=1)
+            yield f"{path}{key}" + (f" (did you mean {near[0]}?)" if near else "")
+            continue
+        tables = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+        for inner in _models_in(annotations[key]):
+            if inner.model_config.get("extra") != "forbid":  # those are refused
+                yield from (text for each in tables for text in _unknown_keys(inner, each, f"{path}{key}."))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+@lru_cache(maxsize=10_000)
+def _warn(file: Path, unknown: tuple[str, ...]) -> None:
+    """Say once, not in every episode, what of a file is ignored."""
+    logger.warning("%s: unknown keys are ignored: %s", file, ", ".join(unknown))
 
 
 def first_folder(folder: Path) -> Path:

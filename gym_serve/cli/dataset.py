@@ -10,7 +10,6 @@ them, and gets new ones. `row_check` also checks rows against a graph. `Duplicat
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ import orjson
 import typer
 
 from gym_serve.cli.options import App, ApplicationOption, JsonOption, resolve_file
-from gym_serve.cli.printing import echo, print_json, print_problems
+from gym_serve.cli.printing import echo, print_json, print_problems, reports
 from gym_serve.cli.publishing import push
 from gym_serve.graph.spec import Graph, Node, nearest
 from gym_serve.rollouts.expansion import PromptTemplate
@@ -330,7 +329,7 @@ def render(
         except InvalidRequest as error:
             yield error.message
 
-    with replacing(output) if output else nullcontext(sys.stdout.buffer) as file:
+    with replacing(output) if output else nullcontext(reports().buffer) as file:
         for _, row in checked_rows(rows, problems, check):
             if row is not None:
                 file.write(encode(template.apply(row)) + b"\n")

@@ -22,7 +22,14 @@ import typer
 from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.printing import Unprintable, echo, print_json, print_start, set_verbosity
+from gym_serve.cli.printing import (
+    Unprintable,
+    echo,
+    print_json,
+    print_start,
+    set_verbosity,
+    stdout_for_reports,
+)
 from gym_serve.graph.loading import GraphSource, load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
@@ -460,7 +467,7 @@ class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         try:
             try:
-                with _termination():
+                with _termination(), stdout_for_reports():
                     return super().invoke(ctx)
             except GymError as error:
                 stop(error, as_json=ctx.params.get("as_json", False))

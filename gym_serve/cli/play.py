@@ -29,7 +29,7 @@ from gym_serve.cli.options import (
     YesOption,
     read_model,
 )
-from gym_serve.cli.printing import new_console, print_json
+from gym_serve.cli.printing import ask, new_console, print_json
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
@@ -334,7 +334,7 @@ class Human(ModelServer):
         tools = [str(tool.get("name")) for tool in body.get("tools") or []]
         hint = f', or /{tools[0]} {{"argument": ...}}' if tools else ""
         try:
-            typed = await asyncio.to_thread(input, f"your answer{hint}: ")
+            typed = await asyncio.to_thread(ask, f"your answer{hint}: ")
         except EOFError:
             raise BadRequest("the input ended before the episode") from None
         return {

@@ -12,9 +12,9 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from textwrap import wrap
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 import typer
@@ -33,6 +33,61 @@ _SHOWN = 50
 
 class Unprintable(Exception):
     """Standard output takes nothing, e.g. because its disk is full."""
+
+
+_reports: list[TextIO] = []
+"""Standard output, while a command runs; what took its place comes after it."""
+
+
+@contextmanager
+def stdout_for_reports() -> Iterator[None]:
+    """What others print meanwhile, e.g. an author's tool, goes to stderr: programs read the reports. A
+    terminal shows both alike, so there nothing changes."""
+    stdout: Any = sys.stdout  # None if closed
+    with ExitStack() as stack:
+        _reports.append(stdout)
+        if stdout is not None and not stdout.isatty():
+            sys.stdout = sys.stderr
+            if stdout is sys.__stdout__ and sys.stderr is not None:
+                _reports[0] = stack.enter_context(_apart_from_children(_reports[0]))
+        try:
+            yield
+        finally:
+            sys.stdout = stdout
+            _reports.clear()
+
+
+@contextmanager
+def _apart_from_children(stdout: TextIO) -> Iterator[TextIO]:
+    """Standard output by another descriptor: its own is stderr's, for child processes."""
+    apart = os.fdopen(os.dup(1), "w", encoding=stdout.encoding, errors=stdout.errors)
+    os.dup2(2, 1)
+    try:
+        yield apart
+        with _written():
+            apart.flush()
+    finally:
+        os.dup2(apart.fileno(), 1)
+        with suppress(OSError):  # told where it was written
+            apart.close()
+
+
+def reports() -> TextIO:
+    """Standard output, for what a command reports."""
+    return _reports[-1] if _reports else sys.stdout
+
+
+def ask(prompt: str) -> str:
+    """A line that a person types. A terminal has its prompt from `input`, for the keys that edit a line."""
+    if reports() is sys.stdout:
+        return input(prompt)
+    echo(prompt, nl=False)
+    return input()
+
+
+def give_up_reports() -> None:
+    """What is left in the buffer of standard output has no reader."""
+    _reports.append(open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
 
 
 @contextmanager
@@ -56,7 +111,7 @@ def _written(*, err: bool = False) -> Iterator[None]:
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print a text to stdout, or to stderr (``err``), with a newline (``nl``)."""
     with _written(err=err):
-        typer.echo(plain(text), err=err, nl=nl)
+        typer.echo(plain(text), None if err else reports(), nl=nl, err=err)
 
 
 class _PlainConsole(Console):
@@ -94,7 +149,8 @@ def new_console(*, stderr: bool = False, quiet: bool = False) -> Console:
 
     Its width is the variable ``COLUMNS``, else the terminal's, else that of tables in a pipe.
     """
-    console = _PlainConsole(markup=False, highlight=False, stderr=stderr, quiet=quiet)
+    file = None if stderr else reports()
+    console = _PlainConsole(file=file, markup=False, highlight=False, stderr=stderr, quiet=quiet)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED_WIDTH
     return console
@@ -103,7 +159,7 @@ def new_console(*, stderr: bool = False, quiet: bool = False) -> Console:
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     with _written():
-        typer.echo(_json(value, orjson.OPT_INDENT_2))
+        typer.echo(_json(value, orjson.OPT_INDENT_2), reports())
 
 
 def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> None:
@@ -112,7 +168,7 @@ def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) 
 
     def write(text: str) -> None:
         with _written():
-            sys.stdout.write(text)
+            reports().write(text)
 
     write(_json(head, orjson.OPT_INDENT_2)[:-2])
     write(f',\n  "{name}": [')
@@ -120,7 +176,7 @@ def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) 
         write((",\n    " if position else "\n    ") + _json(item))
     write("\n  ]\n}\n")
     with _written():
-        sys.stdout.flush()
+        reports().flush()
 
 
 def print_problems(problems: Problems) -> None:

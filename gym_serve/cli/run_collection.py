@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -26,7 +24,15 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import Self
 
-from gym_serve.cli.printing import Unprintable, echo, is_quiet, new_console, packed, shortened
+from gym_serve.cli.printing import (
+    Unprintable,
+    echo,
+    give_up_reports,
+    is_quiet,
+    new_console,
+    packed,
+    shortened,
+)
 from gym_serve.cli.run_report import print_report
 from gym_serve.metrics import Failures
 from gym_serve.rollouts import Outputs, Progress, Report, Rows
@@ -120,7 +126,7 @@ def report_of(output: Path) -> Iterator[None]:
     except (BrokenPipeError, Unprintable) as error:
         if isinstance(error, Unprintable):
             echo(f"The report of {output} is not printed: {error}", err=True)
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left in its buffer has no reader
+        give_up_reports()
 
 
 def exit_of(report: Report | None, signalled: int | None) -> None:

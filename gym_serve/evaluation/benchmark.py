@@ -34,7 +34,8 @@ from gym_serve.types.errors import GymError, InvalidRequest, NotFound
 from gym_serve.types.requests import JSON, problems_of
 
 ROW_ID = "benchmark_row"
-"""Field of every row and rollout: ``gsm8k/17``, the benchmark and the place of the row in it, from 0."""
+"""Field of every row and rollout: ``gsm8k/17``, the benchmark and the place of the row in it, from 0, or what
+the source has in this field."""
 
 JUDGE = "judge"
 """Name of the model that the settings of an environment refer to, where it needs one."""
@@ -193,7 +194,7 @@ class Benchmark(BaseModel):
             except GymError as error:
                 yield LocatedRow(where, None, error.message)
                 continue
-            row[ROW_ID] = f"{self.name}/{number}"
+            row[ROW_ID] = f"{self.name}/{columns.get(ROW_ID, number)}"
             if agent is not None:
                 row["agent_ref"] = {"type": "responses_api_agents", "name": agent}
             yield LocatedRow(where, row)

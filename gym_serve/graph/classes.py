@@ -84,19 +84,23 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
 
 
 def _entry_point(kind: Kind, name: str) -> EntryPoint:
-    if name not in _registered(GROUPS[kind], tuple(sys.path)).names:
-        _registered.cache_clear()  # a package may have been installed since
-    for entry in _registered(GROUPS[kind], tuple(sys.path)).select(name=name):
+    registered = {other: _registered(group, _packages()) for other, group in GROUPS.items()}
+    for entry in registered[kind].select(name=name):
         return entry
-    for other, group in GROUPS.items():
-        if name in _registered(group, tuple(sys.path)).names:
+    for other, entries in registered.items():
+        if name in entries.names:
             raise GraphError(f"{name!r} belongs under {SECTION_OF[other]!r}, not here")
-    names = [*sorted(_registered(GROUPS[kind], tuple(sys.path)).names), "http"]
+    names = [*sorted(registered[kind].names), "http"]
     raise GraphError(f"unknown type {name!r}{nearest(name, names)}; or write package.module:Class")
 
 
+def _packages() -> tuple[tuple[str, int], ...]:
+    """The folders of packages, with the time at which one was last installed or removed."""
+    return tuple((folder, Path(folder).stat().st_mtime_ns) for folder in sys.path if os.path.exists(folder))
+
+
 @lru_cache(maxsize=8)
-def _registered(group: str, path: tuple[str, ...]) -> EntryPoints:
+def _registered(group: str, packages: tuple[tuple[str, int], ...]) -> EntryPoints:
     """The entry points of a group. Finding them reads the metadata of every installed package."""
     return entry_points(group=group)
 

@@ -31,6 +31,7 @@ from typing import Any, Generic, TypeVar
 
 from gym_serve.observe.cpu import measured_in_thread
 from gym_serve.observe.timeline import OCCUPIED, QUEUED, Recorder, microseconds
+from gym_serve.servers.base import place_of
 from gym_serve.servers.containment import contained
 from gym_serve.servers.context import CALLER, current
 from gym_serve.servers.threads import Threads
@@ -49,6 +50,8 @@ S = TypeVar("S")
 _SWEEP_SECONDS = 5.0
 _ORPHAN_SECONDS = 60.0  # how long a session is kept whose opener has died: another process may go on with it
 _STOP_SECONDS = 10.0  # seconds that a stopping server waits for running calls before it closes their sessions
+_CLOSE_SECONDS = 30.0  # that it waits for a close hook whose caller has set no deadline
+_GRACE_SECONDS = 1.0  # that a close hook has which is cancelled then
 
 logger = logging.getLogger("gym_serve")
 
@@ -72,6 +75,7 @@ class OpenSession(Generic[S]):
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # lock of calls that must run alone
     meter: UsageMeter = field(default_factory=lambda: UsageMeter(Recorder(texts=True)))
     row: Any = None  # the row's own keys, if a tool of the environment reads them
+    due: float = 0.0  # `time.monotonic()` moment until which a stopping server waits for its close hook
     quiet: asyncio.Event | None = None  # if something waits for it: the last call of a closed one has ended
     of_client: bool = False  # whether a client opened it over HTTP, not an episode
     opener: str = ""  # the process that opened it, if that is another one; empty for a client's session
@@ -243,20 +247,35 @@ class LiveSessions(Generic[S]):
                 await self._sweeper
         for session_id in self._table.ids():
             self._close(session_id)
-        if not self._closing:
-            return
-        await asyncio.wait(self._closing, timeout=_STOP_SECONDS)
+        if busy := [task for task, session in self._closing.items() if session.running]:
+            await asyncio.wait(busy, timeout=_STOP_SECONDS)
         for session in self._closing.values():
             if session.quiet is not None:
+                session.due = time.monotonic() + _CLOSE_SECONDS
                 session.quiet.set()
+        while self._closing and (left := self._last_due() - time.monotonic()) > 0:
+            await asyncio.wait(self._closing, timeout=left)
         if self._closing:
-            await asyncio.wait(self._closing)
+            await self._give_up()
+
+    def _last_due(self) -> float:
+        return max(session.due for session in self._closing.values())
+
+    async def _give_up(self) -> None:
+        """End the hooks that hang; one in a thread stays in it."""
+        assert self._hook is not None
+        hook = f"{self._hook.__qualname__} ({place_of(self._hook)})"
+        for task, session in self._closing.items():
+            logger.error("%s hangs: the server stops without waiting for session %s", hook, session.id)
+            task.cancel()
+        await asyncio.wait(self._closing, timeout=_GRACE_SECONDS)
 
     def _close(self, session_id: str) -> tuple[OpenSession[S] | None, asyncio.Task[None] | None]:
         """The session, if it was open, and the task that closes it, if there is anything to wait for."""
         session = self._table.pop(session_id)
         if session is None or not (self._hook or session.running):
             return session, None
+        session.due = time.monotonic() + (current().timeout() or _CLOSE_SECONDS)
         task = asyncio.create_task(self._end(session))
         self._closing[task] = session
         task.add_done_callback(self._closed)

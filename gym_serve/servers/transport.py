@@ -13,7 +13,7 @@ import orjson
 
 from gym_serve.observe.timeline import TIMELINE
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
-from gym_serve.types.exact import exact_bytes, foreign_json
+from gym_serve.types.exact import exact_bytes, foreign_json, no_json
 from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.timeline import TIMELINE_FIELD
 
@@ -85,10 +85,10 @@ class Reply(NamedTuple):
         body: Any
         try:
             body = foreign_json(self.body) if self.body else None
-        except ValueError:
-            body = self.body[:2000].decode("utf-8", "replace")
+        except ValueError as error:
             if self.status < 400:
-                raise Unavailable(f"the answer is not JSON: {body[:200]!r}") from None
+                raise Unavailable(f"the answer is no JSON: {no_json(self.body, error)}") from None
+            body = self.body[:2000].decode("utf-8", "replace")
         if self.status >= 400:
             raise error_from_body(self.status, body)
         if self.notes is not None and TIMELINE in self.notes:

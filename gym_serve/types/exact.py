@@ -49,6 +49,12 @@ def lenient_json(data: bytes) -> Any:
         return value
 
 
+def no_json(data: bytes, error: ValueError) -> str:
+    """The part of ``data`` that is no JSON, from shortly before the place that ``error`` names, and why."""
+    start = max(0, getattr(error, "pos", 0) - 20)
+    return f"{data[start : start + 200]!r} ({error})"
+
+
 def foreign_json(data: bytes) -> Any:
     """`lenient_json` with its texts `mended`: what another program answered, behind a byte order mark too."""
     data = data.removeprefix(BOM_UTF8)

@@ -133,6 +133,8 @@ def test_tasks_in_boxes_by_an_agent_of_their_graph(
     assert [cell["score"]["mean"] for cell in results["cells"]] == [score]
     assert results["agent"] == {"name": agent}
     assert results["cells"][0]["health"] == []
+    (rollout,) = (folder / "out" / "rollouts.jsonl").read_bytes().splitlines()
+    assert orjson.loads(rollout)["benchmark_row"] == "harbor_tasks/one"
 
 
 def test_a_verdict_that_replaces_the_gold_is_verified_against_the_row(

@@ -1,5 +1,6 @@
 """What holds for every command of `gym-serve`: its help, its example, its exit statuses, and `--json`."""
 
+import json
 import os
 import re
 import shlex
@@ -128,6 +129,19 @@ def test_help_loads_no_ray() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_ctrl_c_while_the_commands_are_imported_is_quiet() -> None:
+    code = (
+        "import sys, gym_serve\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from gym_serve.cli import main\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_all_that_is_printed_is_cleaned_in_one_place() -> None:
     """Of escapes that data, models and logs may contain: `printing` alone calls what writes to a terminal."""
     writes = re.compile(
@@ -201,3 +215,29 @@ def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (143, "Stopped by SIGTERM.\n")
+
+
+NOISY = """
+import os
+print("of the module")
+from gym_serve.servers import ResourcesServer, Verdict
+class Noisy(ResourcesServer):
+    async def verify(self, request):
+        print("of the verifier")
+        os.system("echo of its child process")
+        return Verdict(reward=1.0)
+"""
+
+
+def test_what_an_author_prints_is_not_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "gs_noisy.py").write_text(NOISY)
+    (tmp_path / "graph.yaml").write_text(
+        "models: {policy: {type: scripted_model}}\n"
+        "resources: {noisy: {type: gs_noisy:Noisy}}\n"
+        "agents: {agent: {type: simple_agent, model: policy, resources: noisy}}\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"responses_create_params": {"input": "hello"}}\n')
+    command = [*GYM_SERVE, "collect", "graph.yaml", "rows.jsonl", "--no-ray", "--json", "-o", "out.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["ok"]
+    assert re.findall("of .*", done.stderr) == ["of the module", "of the verifier", "of its child process"]

@@ -36,6 +36,8 @@ ENTRY = {"token": "token_id:3", "logprob": -0.5}
 TOKENS = {"token_ids": [3], "logprobs": {"content": [ENTRY]}}
 BUNDLE = {"prompt_token_ids": [1], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 
+NAN = b'{"object": "chat.completion", "choices": [{"message": {"content": "Hello"}}], "usage": {"cost": NaN}}'
+
 # Of a chat completion: sick messages, choices and whole answers.
 MESSAGES: list[Any] = [
     *(None, [], "Hello", {}, {"answer": "Hello"}),
@@ -70,7 +72,7 @@ COMPLETIONS: list[Any] = [
     {"detail": "Internal error"},
     *({**HEAD, "choices": [choice]} for choice in CHOICES),
     {**HEAD, "choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}, None]},
-    *(b"", b"<html>busy</html>", b'{"choices": [', b"[" * 100_000),
+    *(b"", b"<html>busy</html>", b'{"choices": [', b"[" * 100_000, NAN),
 ]
 
 # Tokens that contradict one another, where they are asked for.
@@ -189,6 +191,13 @@ async def refused(asking: Awaitable[Any]) -> None:
     with pytest.raises(Unavailable) as caught:
         await asking
     assert caught.value.retryable
+
+
+async def test_the_place_that_is_no_json_is_told(ask: Ask, backend: Any) -> None:
+    backend.replies = [(200, NAN)]
+    told = r"answered what is no JSON: b'.{0,30}NaN\}\}' \(unexpected character"
+    with pytest.raises(Unavailable, match=told):
+        await ask(ChatModel, "responses", ASK, streamed=False)
 
 
 @named(COMPLETIONS)

@@ -254,6 +254,39 @@ def test_a_configuration_of_harbor(tmp_path: Path) -> None:
     assert (task.test_timeout, task.test_env, task.test_image) == (5, {"T": "1"}, tmp_path / "environment")
 
 
+UNKNOWN = """
+schema_verion = "1.4"
+task.anything = 1
+metadata.anything = {a = 1}
+[environment]
+memory = "1G"
+skills_dir = "/skills"
+healthcheck = {command = "true", retry = 1}
+[verifier]
+timeout = 5
+environment = {cpu = 1}
+[[steps]]
+name = "one"
+min_rewards = 1
+color = 1
+"""
+
+
+def test_unknown_keys_of_harbor_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "task.toml"
+    file.write_text(UNKNOWN)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):  # it has no instruction
+            list(HarborRows().rows(tmp_path))
+    (message,) = caplog.messages
+    assert message == (
+        f"{file}: unknown keys are ignored: schema_verion (did you mean schema_version?), "
+        "environment.healthcheck.retry (did you mean retries?), "
+        "verifier.timeout (did you mean timeout_sec?), verifier.environment.cpu (did you mean cpus?), "
+        "steps.min_rewards (did you mean min_reward?), steps.color"
+    )
+
+
 LISTED = "network_mode = 'allowlist'\nallowed_hosts = ['PyPI.org', '*.a.test']"
 
 

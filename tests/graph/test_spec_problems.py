@@ -1,6 +1,7 @@
 """`resolve`: every problem of a graph, at once, each with its path and a way out."""
 
 import types
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,26 @@ def test_a_module_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert problem.endswith("gs_broken_env.py:1)")
 
 
+def test_packages_are_read_once_for_all_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def read(group: str) -> EntryPoints:
+        reads.append(group)
+        return entry_points(group=group)
+
+    monkeypatch.setattr(classes, "entry_points", read)
+    monkeypatch.syspath_prepend(tmp_path)
+    unknown = graph(resources={name: {"type": f"gs_new_{name}"} for name in ("math", *"abcd")})
+    assert len(problems(unknown)) == 5
+    assert len(reads) == len(classes.GROUPS)
+    installed = tmp_path / "gs_new-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: gs-new\nVersion: 1.0\n")
+    target = "gym_serve.environments.mcqa:Mcqa"
+    (installed / "entry_points.txt").write_text(f"[gym_serve.environments]\ngs_new_a = {target}\n")
+    assert len(problems(unknown)) == 4
+
+
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> Any:
         raise ModuleNotFoundError("No module named 'Math_Verify.core'", name="Math_Verify.core")
@@ -224,7 +245,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     )
     entry = types.SimpleNamespace(value="some_pkg:Env", load=load, dist=owner)
     found = types.SimpleNamespace(names={"extra_env"}, select=lambda name: [entry])
-    monkeypatch.setattr(classes, "_registered", lambda group, path: found)
+    monkeypatch.setattr(classes, "_registered", lambda group, packages: found)
     (problem,) = problems(graph(resources={"math": {"type": "extra_env"}}))
     assert "No module named 'Math_Verify.core' (" in problem  # and the line that imports it
     assert problem.endswith("; pip install 'some-pkg[math]'")

@@ -322,6 +322,35 @@ async def test_a_hook_that_fails_is_logged_and_stops_no_other(caplog: pytest.Log
     assert sum("the container does not answer" in str(record.exc_info) for record in caplog.records) == 3
 
 
+class HangingHook(BadHook):
+    async def close(self, session: Any) -> None:
+        await asyncio.sleep(600)
+
+
+class HangingInAThread(BadHook):
+    def close(self, session: Any) -> None:  # type: ignore[override]
+        threading.Event().wait(600)
+
+
+@pytest.mark.parametrize("server", [HangingHook, HangingInAThread])
+@pytest.mark.parametrize("limit", [0.2, None])  # of the call that closes the session; it stays open without
+async def test_a_stop_waits_for_a_hanging_hook_to_its_limit(
+    server: type[ResourcesServer],
+    limit: float | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gym_serve.servers.sessions._CLOSE_SECONDS", 600 if limit else 0.2)
+    host = ServerRunner(server())
+    session = await opened(host)
+    if limit is not None:
+        closed = await host.dispatch(Call("close_session", b"{}", session, timeout=limit))
+        assert closed.status == 504
+    await asyncio.wait_for(host.stop(), 30)
+    assert f"{server.__name__}.close (tests/servers/test_sessions_races.py:" in caplog.text
+    assert session in caplog.text
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
