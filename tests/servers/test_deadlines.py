@@ -77,8 +77,8 @@ def thinking(name: str = "think", seconds: float = 1.5) -> Scripted:
 @pytest.mark.parametrize(
     ("settings", "stage", "setting"),
     [
-        ({"tool_timeout": 0.3}, "tool", "tool_timeout: 0.3 s"),
-        ({"episode_timeout": 0.3}, "episode", "episode_timeout: 0.3 s"),
+        ({"tool_timeout": 0.8}, "tool", "tool_timeout: 0.8 s"),
+        ({"episode_timeout": 0.8}, "episode", "episode_timeout: 0.8 s"),
     ],
 )
 async def test_time_that_a_tool_used_is_graded(
@@ -93,10 +93,10 @@ async def test_time_that_a_tool_used_is_graded(
 
 @pytest.mark.parametrize(("on_deadline", "reward"), [("zero", 0.0), ("mask", None)])
 async def test_on_deadline(on_deadline: str, reward: float | None) -> None:
-    rollout = await run(thinking(), tool_timeout=0.3, on_deadline=on_deadline)
+    rollout = await run(thinking(), tool_timeout=0.8, on_deadline=on_deadline)
     if reward is not None:
         assert (rollout["reward"], "failure" in rollout) == (reward, False)
-        assert "tool_timeout: 0.3 s" in rollout["reason"]
+        assert "tool_timeout: 0.8 s" in rollout["reason"]
         return
     failure = rollout["failure"]
     assert (failure["kind"], failure["stage"], failure["retryable"]) == ("tool_deadline", "tool", False)
@@ -152,7 +152,7 @@ async def test_a_verifier_that_waits_for_the_policys_tool_gives_a_zero() -> None
 async def test_calls_with_equal_names_that_wait_for_one_another_are_the_policys() -> None:
     """Two calls of one turn: the second waits for the first, in the same session."""
     turn = [called("think", '{"seconds": 1.5}', "c1"), called("think", '{"seconds": 1.5}', "c2")]
-    rollout = await run(Scripted(turn, "done"), tool_timeout=0.3, parallel_tools=True)
+    rollout = await run(Scripted(turn, "done"), tool_timeout=0.8, parallel_tools=True)
     assert (rollout["stopped_by"], "failure" in rollout) == ("tool_deadline", False)
 
 
