@@ -30,7 +30,7 @@ from gym_serve.environments.google_search.web import (
     RecordedWeb,
     Web,
 )
-from gym_serve.grading import last_box, not_in_the_box, replace_surrogates, same_text
+from gym_serve.grading import last_box, not_in_the_box, plain_answer, replace_surrogates, same_text
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 from gym_serve.servers.base import missing_package, missing_path
@@ -189,4 +189,4 @@ def same_option(expected: str, option: str) -> bool:
     if same_text(expected, option):
         return True
     letter = expected.strip()
-    return len(letter) == 1 and letter.isalpha() and same_text(letter, option.strip().strip("()[].:* "))
+    return len(letter) == 1 and letter.isalpha() and same_text(letter, plain_answer(option).strip("()[].:* "))

@@ -38,15 +38,18 @@ _ARABIC_BENGALI = zip("أبجدঅবডঢ", "ABCDABCD", strict=True)
 _LATIN = _FULL_WIDTH | {ord(letter): f" {latin}" for letter, latin in _ARABIC_BENGALI}
 _LONE_CHOICE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _LIST_SEPARATOR = re.compile(
-    r"(?:[\s/|&,;.()\[\]{}*?\"'’>→+-]|\\(?:text|to|lor|rightarrow)\b|\b(?:or|and|to|then|vs|versus|plus"
+    r"(?:[\s/|&,;.()\[\]{}*?\"'’>→+~-]|\\(?:text|to|lor|rightarrow)\b|\b(?:or|and|to|then|vs|versus|plus"
     r"|alternatively|maybe|perhaps|possibly|also|either|both|even|else|could|be)\b)+",
     re.IGNORECASE,
 )
-_NO_PRONOUN = re.compile(r"\s*(?:$|[^\sA-Za-z'’]|(?:because|since|as|is|and|or|but|for|due)\b)")
+_NO_PRONOUN = re.compile(
+    r"\s*(?:$|[^\sA-Za-z'’]|(?:because|since|as|is|and|or|but|for|due|if|unless|when|otherwise|instead)\b"
+    r"|(?<=A\s)(?:also|too|can|could|may|might|would)\b)"
+)
 """What follows a letter I or A that is an option, and no pronoun or article."""
 _DENIED = re.compile(
     r"(?i:\b(?:neither|nor|except|(?:any|every)thing but|all but|than|instead of|over|rul(?:ed?|es|ing) out"
-    r"|(?:exclud|eliminat|reject|discard)[a-z]{0,3}|(?:opposite|reverse) of|against|no to)\s+"
+    r"|(?:exclud|eliminat|reject|discard)[a-z]{0,3}|(?:opposite|reverse) of|against|no(?:\sto)?)\s+"
     r"|(?:\b(?:not|cannot|never)|n['’]t)\s+(?:(?!(?:and|but|or|so|because|since|whereas|while|then|thus"
     r"|therefore|only|just|sure|certain|doubt)\b)[\w'’]{2,20}\s+){0,6}?"  # "not", and up to six words
     r"|(?:\\neq?|≠|!=)\s*|[~¬!](?=[(*A-Z]))(?:(?:the|an?|option|answer|choice)\s+){0,3}"
@@ -63,11 +66,11 @@ _WRONG = re.compile(
 )
 _BESIDE = re.compile(
     r"(?:[^\w\s][\s(*]*|\b(?:or|and|be|then|though|although|while|maybe|possibly|perhaps|also|either|well as"
-    r"|likely|option|choice|letter|answer|but|if|unless|with|plus|otherwise|alternatively)[\s(*]+)\Z",
+    r"|likely|option|choice|letter|answer|but|if|unless|with|plus|otherwise|alternatively|actually|rather)[\s(*]+)\Z",
     re.IGNORECASE,
 )  # what stands before a further option, and not before one that a remark mentions: "unlike D", "over D"
 _REMARK = re.compile(
-    r"[.!?]\s+(?:(?:option|choice|answer)s?\s+)?[(*]{0,3}[A-Z][)*]{0,3}"
+    r"[.!?]\s+(?:(?:option|choice|answer)s?\s+)?(?!I\s)[(*]{0,3}[A-Z][)*]{0,3}"
     r"(?:(?:,\s*(?:and\s+)?|\s+(?:and|or)\s+)[A-Z]){0,9}"
     r"\s+(?!(?:or|and|if|when|too|also|could|may|might|works|fits|(?:is|are|seems?|would be)\s+(?:also"
     r"|possible|equally|likely|another|plausible|right|correct|fine|the|an?))\b)(?-i:[a-z])",
@@ -78,8 +81,17 @@ _REASON = re.compile(
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|neither|nor|never|except|but)\b|n['’]t\b|\\neq?(?![a-z])|[≠<>]", re.IGNORECASE
+    r"\b(?:not?|non|none|neither|nor|never|except|besides?|without|but|or|other than|wrong|false|incorrect"
+    r"|excluded)\b|n['’]t\b|\\neq?(?![a-z])|[≠<>?]",
+    re.IGNORECASE,
 )
+_NUMBER_OF_MORE = re.compile(
+    r"(?<![A-Za-z_^{])\d|(?:[-−–±]|\w\(|[\^_]\s?\{?|~|\\(?:log|ln|lg|sin|cos|tan|exp)\b\s?\(?)\s?\0"
+    r"|\b(?:minus|least|most|than|over|under|above|below|between|up to)\b"
+    r"|\0[^\w\0]{0,3}(?:\\text\s?\{\s*)?(?:hundred|thousand|[mbtr]+illions?|dozen|or|to)\b",
+    re.IGNORECASE,
+)
+"""Beside a number, what makes another one of it: "between 1 and \\0", "\\0 million", ``\\log \\0``."""
 _FORMULA_OF_MORE = re.compile(
     r"\\(?:frac|sqrt|cdot|times|pm|[dt]frac|binom)(?![a-z])|\d\s?[\^/!+*:]|[\^/+*]\s?\d|\d\s?\\?%"
 )
@@ -149,6 +161,8 @@ def _boxed_letter(text: str, choices: Choices) -> str | None:
         label = re.match(rf"\(?{letter}(?:\s?[\])):.,\-–—=]{{1,2}}\s?|\s(?=\())", content)
         if label and _fold(content[label.end() :]) in (_fold(option), f"({_fold(option)})"):
             return letter
+        if label and letter_of_option(content[label.end() :].strip(" ()"), choices):
+            return None  # the letter of one, the text of another
     match = _LONE_LETTER.fullmatch(content) or _LABEL.match(content)
     if match is None or match[1] not in letters or _labels_another(content, match, letters):
         return None
@@ -162,7 +176,7 @@ def _labels_another(content: str, label: re.Match[str], letters: set[str]) -> bo
 
 
 _DENIED_IN_BOX = re.compile(
-    r"^[¬!-]\(?[A-Z]|^\(?[A-Z]\)?['′]"
+    r"^[¬!~-]+\(?[A-Z]|^\(?[A-Z]\)?['′]"
     r"|^\W*[A-Z]\W+(?:is\s|was\s)?(?:not|no|wrong|false|incorrect|excluded|ruled out)\b",
     re.IGNORECASE,
 )
@@ -192,16 +206,19 @@ def _boxed_option(text: str, choices: Choices) -> str | None:
     content = _fold(box)
     if exact := letter_of_option(content, choices):
         return exact
-    if _NEGATION.search(content) or _FORMULA_OF_MORE.search(content):
+    if _FORMULA_OF_MORE.search(content):
         return None
-    options = set()
+    options, number = set(), False
     # The longest first, each taken out, so that "Moon of Mars" does not name "Mars" as well.
     for letter, option in sorted(choices, key=lambda choice: -len(choice[1])):
         if wanted := _fold(option):
             content, count = _whole(wanted).subn("\0", content)
             if count:
                 options.add(letter)
+                number = number or wanted[0].isdigit()
                 box = _whole(wanted).sub("", box)
+    if _NEGATION.search(content) or (number and _NUMBER_OF_MORE.search(content)):
+        return None
     named = _named_letter(box, {letter for letter, _ in choices})
     return options.pop() if len(options) == 1 and (named is None or named in options) else None
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from gym_serve.environments.shapes.drawing import SIZE, Shape, drawn
-from gym_serve.grading import bare_answer, last_box, not_in_the_box, replace_surrogates, same_text
+from gym_serve.grading import last_box, not_in_the_box, plain_answer, replace_surrogates, same_text
 from gym_serve.servers import ResourcesServer, Response, Verdict, tool
 from gym_serve.types.media import picture
 
@@ -85,7 +85,7 @@ class Shapes(ResourcesServer):
         text = response.last_text
         answer = last_box(text)
         right = answer is not None and same_text(
-            row.expected_answer.casefold(), bare_answer(answer).casefold()
+            row.expected_answer.casefold(), plain_answer(answer).casefold().removeprefix("the ")
         )
         shown = None if answer is None else replace_surrogates(answer)
         reason = None if right else not_in_the_box(row.expected_answer, shown, text)

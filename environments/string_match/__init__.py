@@ -81,7 +81,9 @@ _MONEY_OR_PERCENT = re.compile(r"\\?[%$£€]")
 _GROUP_SEPARATOR = re.compile(r"(\d),(\d{3})(?!\d)")
 _LATEX_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|\\,)(?=\d)")  # 1{,}234 and 1\,234
 _LIST_SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
-_DASHES = str.maketrans("−‐‒–’ʼ", "----''")  # the minus sign, what stands for it or a hyphen; apostrophes
+_RAISED = re.compile("(?<=[0-9)])(?=[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ])")
+_VULGAR = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞])")
+_DASHES = str.maketrans("−‐‒–’ʼ⁄", "----''/")  # what stands for a hyphen or minus, apostrophe, slash
 _SYMBOLS = str.maketrans({"°": "^\\circ", "√": "\\sqrt", "π": "\\pi"})
 _UNIT = re.compile(r"(\^?\{?\\circ\}?|(?<![a-z])(?:cm|mm|km|kg|m))$")
 
@@ -125,7 +127,8 @@ def similarity(expected: str, answer: str) -> float:
 
 
 def _base(text: str) -> str:
-    text = unicodedata.normalize("NFKC", text)
+    # NFKC alone would make 102 of 10², and 31/2 of 3½.
+    text = unicodedata.normalize("NFKC", _RAISED.sub("^", _VULGAR.sub(" ", text)))
     text = (undecorated(text) or text).translate(_DASHES).lower()
     return text.rstrip(".!?") or text
 
@@ -186,11 +189,10 @@ def _near(expected: _Measured, answer: _Measured) -> bool:
     if first is None or second is None or not _compatible(expected, answer):
         return False
     try:
-        wanted, candidate = float(first), float(second)
-    except OverflowError:
+        error = abs(float(second / first) - 1.0)
+    except ArithmeticError:  # zero and infinity have no neighbours
         return False
-    error = abs(candidate - wanted) / max(abs(wanted), 1e-9)
-    return max(0.0, 1.0 - error) ** 2 > NEAR  # for two infinities the error is NaN: not near
+    return max(0.0, 1.0 - error) ** 2 > NEAR
 
 
 def _amount(measured: _Measured) -> Decimal | None:

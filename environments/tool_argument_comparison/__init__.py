@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gym_serve.grading import decode_arguments, excerpt, listed, listed_calls, pair_up
+from gym_serve.grading.answers import visible
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 
@@ -230,7 +231,7 @@ class ToolArgumentComparison(ResourcesServer):
 
     def _outcome(self, expected: ExpectedAction, response: Response) -> Outcome:
         calls = [Action(call.get("name"), call.get("arguments")) for call in response.function_calls]
-        if not calls and not response.output_text.strip():  # a refusal has no text
+        if not calls and not visible(response.output_text).strip():  # a refusal has no text
             return Outcome(0.0, Category.NOTHING)
         if isinstance(expected, ExpectedMessage):
             return Outcome(0.0, Category.NO_MESSAGE) if calls else Outcome(1.0, Category.MESSAGE)

@@ -73,9 +73,12 @@ class WorkplaceAssistant(OfficeTools, ResourcesServer):
             except Rejected:
                 failed += 1  # it changed nothing, and the model was told
         different = differing_tables(wanted, office)
+        reason = f"these tables should be otherwise: {', '.join(different)}" if different else None
+        if len(calls) > _MAX_CALLS:  # what the others did is not looked at
+            reason = f"there are {len(calls)} calls; at most {_MAX_CALLS} can be right"
         return WorkplaceVerdict(
-            reward=float(not different),
-            reason=f"these tables should be otherwise: {', '.join(different)}" if different else None,
+            reward=float(reason is None),
+            reason=reason,
             differing_tables=different,
             num_calls=len(calls),
             num_failed_calls=failed,

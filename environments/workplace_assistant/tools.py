@@ -24,6 +24,7 @@ from gym_serve.types.errors import ToolFailed
 
 Record = dict[str, str]
 Table = dict[str, Record]
+_Content = frozenset[tuple[str, str]]
 
 NOW = datetime(2026, 3, 12, 9, 0)  # the office's time, a Thursday
 
@@ -41,6 +42,7 @@ class Office:
         self.tables: dict[str, Table] = {
             name: {key: dict(record) for key, record in table.items()} for name, table in _morning().items()
         }
+        self.sent: list[Record] = []  # e-mails that have left, whatever becomes of the outbox
 
     def record(self, table: str, record_id: str) -> Record:
         record = self.tables[table].get(record_id)
@@ -86,21 +88,20 @@ def within(day: str, first: date | None, last: date | None) -> bool:
 
 def differing_tables(first: Office, second: Office) -> list[str]:
     """The tables in which two offices differ. Old records are compared by id; new ones have the same content,
-    in any order. Letter case and white space around values do not matter.
+    in any order, and so have e-mails that were sent. Letter case and white space around values do not matter.
     """
     return [name for name in TABLES if _content(name, first) != _content(name, second)]
 
 
-def _content(
-    name: str, office: Office
-) -> tuple[dict[str, frozenset[tuple[str, str]]], Counter[frozenset[tuple[str, str]]]]:
+def _content(name: str, office: Office) -> tuple[dict[str, _Content], Counter[_Content], Counter[_Content]]:
     old = _morning()[name]
     table = office.tables[name]
     kept = {key: _folded(record) for key, record in table.items() if key in old}
-    return kept, Counter(_folded(record) for key, record in table.items() if key not in old)
+    new = [record for key, record in table.items() if key not in old]
+    return kept, Counter(map(_folded, new)), Counter(map(_folded, office.sent if name == "emails" else []))
 
 
-def _folded(record: Record) -> frozenset[tuple[str, str]]:
+def _folded(record: Record) -> _Content:
     return frozenset((field, value.strip().casefold()) for field, value in record.items() if field != "id")
 
 
@@ -397,7 +398,9 @@ def _send(office: Office, recipient: str, subject: str, body: str) -> Record:
     ):
         raise ToolFailed(f"there is no address {recipient}; look it up in the directory")
     fields = {"folder": "outbox", "contact": recipient, "subject": subject, "body": body}
-    return {"status": "sent", "email_id": office.add("emails", **fields, sent=shown(NOW))}
+    email_id = office.add("emails", **fields, sent=shown(NOW))
+    office.sent.append(fields)
+    return {"status": "sent", "email_id": email_id}
 
 
 def _reply(office: Office, email_id: str, body: str) -> Record:

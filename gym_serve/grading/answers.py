@@ -96,6 +96,7 @@ _SWITCH = re.compile(
     r"\\(?:(?:display|text|script)style|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bf(?:series)?|rm|it|sf|tt"
     r"|bfseries|[bB]igg?[lr]?|limits|nolimits|[,;:! ])(?![A-Za-z])\s*"
 )
+_SPACE, _ESCAPED = re.compile(r"\\ |(?<=\w)~(?=\w)"), re.compile(r"\\([%$&#_])")
 LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! ])|~")
 COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 
@@ -104,8 +105,8 @@ _TEXT = re.compile(r"\\text\s*(?=\{)")
 _OBJECT = re.compile(r"\{\s*[\"'}]")  # how an object of JSON begins, and no group of LaTeX
 
 _LIST_GAP = re.compile(
-    r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)(?:\s+(?:maybe|perhaps|possibly|also|even))?"
-    r"|[,;&/])[\s$]*(?:\\[()\[\]])?[\s$]*"
+    r"\}?[\s$*]*(?:\\[()\[\], ])?[\s$*]*(?:[,;(]?\s*(?:and|or)(?:\s+(?:maybe|perhaps|possibly|also|even))?"
+    r"|[,;&/|])[\s$*]*(?:\\[()\[\]])?[\s$*]*"
 )
 
 _LIST_WORD = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*(and|or)\s*\}")
@@ -200,13 +201,12 @@ def boxes(text: str) -> list[Span]:
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last box, without space around it; None without one.
+    r"""The content of the last box, without space around it; None without one. Of several side by side, as in
+    ``\boxed{1} or \boxed{2}``, all that differ: "1, 2".
 
     A box that only names its content (``\boxed{answer}``) counts if there is no other.
     """
-    text = visible(text)
-    span = last_box_span(text)
-    return None if span is None else text[span.start : span.end].strip()
+    return ", ".join(dict.fromkeys(last_boxes(text))) or None
 
 
 def last_box_text(text: str) -> str | None:
@@ -217,19 +217,20 @@ def last_box_text(text: str) -> str | None:
 
 def last_box_span(text: str) -> Span | None:
     """Where `last_box` finds it."""
-    spans = boxes(text)
-    last = spans[-1] if spans else None
-    return next((span for span in reversed(spans) if not _is_placeholder(text, span)), last)
+    return next(reversed(_answers(text, boxes(text))), None)
+
+
+def _answers(text: str, spans: list[Span]) -> list[Span]:
+    """Boxes without those that only name their content, unless there are no others."""
+    return [span for span in spans if not _is_placeholder(text, span)] or spans
 
 
 def last_boxes(text: str) -> list[str]:
     r"""The last boxes' contents, if only commas, "and" or "or" separate them: ``\boxed{1} and \boxed{2}``."""
     text = visible(text)
-    last = last_box_span(text)
-    if last is None:
-        return []
-    chain = [last]
-    for span in reversed(boxes(text)):
+    spans = _answers(text, boxes(text))
+    chain = spans[-1:]
+    for span in reversed(spans):
         if span.end >= chain[-1].outer:
             continue
         gap = text[span.end : chain[-1].outer]
@@ -336,8 +337,11 @@ def plain_answer(text: str) -> str:
 
 
 def same_text(expected: str, answer: str) -> bool:
-    """Whether two answers are the same but for white space, and for what `plain_answer` removes."""
-    first, second = (" ".join(plain_answer(text).split()) for text in (expected, answer))
+    """Whether two answers are the same but for white space, escapes, and what `plain_answer` removes."""
+    first, second = (
+        " ".join(_ESCAPED.sub(r"\1", _SPACE.sub(" ", plain_answer(text))).replace("’", "'").split())
+        for text in (expected, answer)
+    )
     return bool(first) and (first == second or same_number(first, second))
 
 

@@ -56,6 +56,22 @@ def test_any_text_is_scored(text: str, expected: str) -> None:
     assert option is None or isinstance(same_option(expected, option), bool)
 
 
+@pytest.mark.parametrize(
+    ("expected", "text", "right"),
+    [
+        ("B", "\\boxed{\\textbf{(B)}}", True),
+        ("B", "\\boxed{$(B)$}", True),
+        ("B", "\\boxed{**B.**}", True),
+        ("B", "\\boxed{A} or \\boxed{B}", False),
+        ("B", "\\boxed{\\text{(A, B)}}", False),
+        ("B", "\\boxed{\\neg B}", False),
+    ],
+)
+async def test_the_letter_in_the_box(expected: str, text: str, right: bool) -> None:
+    verdict = await Bench(GoogleSearch(mode="replay")).verify({"expected_answer": expected}, said(text))
+    assert verdict["reward"] == right
+
+
 # Settings
 
 

@@ -53,6 +53,13 @@ texts = st.lists(pieces, max_size=20).map("".join) | st.text()
         *each(None, r"\boxed{}", r"\boxed{B (Saturn)}", r"\boxed{B (C)}", r"not \boxed{B}", r"\boxed{B-C}"),
         *each(None, r"\boxed{B: C}", r"\boxed{B. Or C.}", r"\boxed{B) Venus C) Saturn}"),
         *each(None, r"\boxed{B: Venus or C: Saturn}", "B", ""),
+        *each(
+            None,
+            r"\boxed{A} or \boxed{B}",
+            r"$\boxed{A}$, $\boxed{B}$",
+            r"\boxed{A}\quad\text{or}\quad\boxed{B}",
+        ),
+        *each(None, r"\boxed{B: Mars}", r"\boxed{B) Saturn}", r"\boxed{~~B~~}"),
     ],
 )
 def test_strict_takes_a_capital_from_the_last_box(text: str, letter: str | None) -> None:
@@ -68,6 +75,15 @@ def test_strict_takes_a_capital_from_the_last_box(text: str, letter: str | None)
         (r"\boxed{Moon of Mars}", "D"),  # an exact text wins
         (r"\boxed{the Moon of Mars}", "D"),
         *each(None, r"\boxed{Marsupial}", r"\boxed{not Venus}", r"\boxed{anything but Venus}"),
+        *each(
+            None,
+            r"\boxed{no Venus}",
+            r"\boxed{Venus is wrong}",
+            r"\boxed{without Venus}",
+            r"\boxed{non-Venus}",
+        ),
+        *each(None, r"\boxed{Venus?}", r"\boxed{Venus or something else}", r"\boxed{anything besides Venus}"),
+        *each(None, r"\boxed{Mars} or \boxed{Venus}", r"\boxed{B: Mars}"),
         *each(None, r"\boxed{It isn't Venus}", r"\boxed{\neq Venus}", r"\boxed{Venus or Saturn}"),
         *each(None, r"\boxed{Venus} \boxed{Pluto}", "Venus", r"\boxed{}"),
     ],
@@ -223,7 +239,14 @@ def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None)
     [
         *each("B", "10", "10.", "x = 10", "10\\text{ cm}"),
         *each("D", "1,000", "x = 1{,}000"),
-        *each(None, "1,00", "20\\%"),
+        *each(
+            None, "1,00", "20\\%", "-10", "- 10", "minus 10", "at least 10", "over 10", "10 to 20", "10-20"
+        ),
+        *each(
+            None, "between 10 and 20", "10 million", "10 thousand", "10 000", "\\log 10", "\\sin(10)", "f(10)"
+        ),
+        *each(None, "x^{10}", "2(10)", "10\\text{ or more}"),
+        *each("B", "the answer is (10)", "\\approx 10", "10 cm", "\\$10"),
         ("10\\%", "E"),
         *(
             (box, None)
@@ -253,6 +276,12 @@ def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) ->
                 "C as well as D",
                 "either C (Saturn) or D",
                 "C. D is also right.",
+                "C if it is far, A if not",
+                "C, I guess; A otherwise",
+                "C. But A could also be right",
+                "C. Actually A.",
+                "C~A",
+                "C? I am not sure, could be A",
             )
         ),
         *(
@@ -298,6 +327,7 @@ def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) ->
                 "C was my first guess but wrong",
                 "the opposite of C",
                 "no to C",
+                "no C",
                 "C unless D",
             )
         ),

@@ -40,7 +40,7 @@ def made(*calls: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**one, "call_id": f"call_{i}"} for i, one in enumerate(calls)]
 
 
-@pytest.mark.parametrize("text", ["", " \n"])
+@pytest.mark.parametrize("text", ["", " \n", "\u200b\ufeff"])
 async def test_a_blank_text_is_no_message(text: str) -> None:
     found = await verdict({"type": "message", "content": "Hello."}, said(text))
     assert found == (0.0, Category.NOTHING)

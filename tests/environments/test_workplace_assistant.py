@@ -165,6 +165,24 @@ def test_new_records_in_any_order() -> None:
     assert differing_tables(first, second) == ["plots"]
 
 
+async def test_an_email_that_was_sent_is_not_undone() -> None:
+    arguments = {"recipient": "ada.quist@heron.example", "subject": "Hi", "body": "Hello."}
+    sent = called("email_send_email", arguments)
+    undone = [sent, called("email_delete_email", {"email_id": "00091"})]
+    wanted = {"name": "email_send_email", "arguments": arguments}
+    for ground_truth, output in (([], undone), ([wanted], [*undone, sent])):
+        verdict = await verify({"ground_truth": ground_truth}, output)
+        assert (verdict["reward"], verdict["differing_tables"]) == (0.0, ["emails"])
+    deleted = {"name": "email_delete_email", "arguments": {"email_id": "00091"}}
+    assert (await verify({"ground_truth": [wanted, deleted]}, undone))["reward"] == 1.0
+
+
+async def test_what_is_not_looked_at_is_not_right() -> None:
+    search = called("email_search_emails", {"query": "x"})
+    rewards = [(await verify({"ground_truth": []}, [search] * number))["reward"] for number in (500, 501)]
+    assert rewards == [1.0, 0.0]
+
+
 def test_an_office_is_finite() -> None:
     office = Office()
     for _ in range(5_000):

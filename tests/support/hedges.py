@@ -111,6 +111,15 @@ def _texts(case: Texts) -> Iterator[tuple[str, Output]]:
         "in LaTeX": form(f"{right} \\text{{ or }} {wrong}"),
         "an arrow": form(f"{right} \\to {wrong}"),
         "a doubt": form(f"{right}? {wrong}"),
+        **(
+            {
+                "two boxes": f"{form(wrong)} or {form(right)}",
+                "two boxes with a comma": f"${form(wrong)}$, ${form(right)}$",
+                "all boxes": " / ".join(form(text) for text in reversed(every)),
+            }
+            if "boxed" in case.form
+            else {}
+        ),
         "a bracket": form(f"{right} ({wrong})"),
         "with words between": form(f"{right} (first choice) or {wrong} (second choice)"),
         "with a condition": form(f"{right} if the first is meant, {wrong} otherwise"),
