@@ -70,7 +70,7 @@ _BESIDE = re.compile(
     re.IGNORECASE,
 )  # what stands before a further option, and not before one that a remark mentions: "unlike D", "over D"
 _REMARK = re.compile(
-    r"[.!?]\s+(?:(?:option|choice|answer)s?\s+)?(?!I\s)[(*]{0,3}[A-Z][)*]{0,3}"
+    r"[.!?]\s+(?:(?:option|choice|answer)s?\s+)?(?!I\s(?:am|think|guess|would|could|might)\b)[(*]{0,3}[A-Z][)*]{0,3}"
     r"(?:(?:,\s*(?:and\s+)?|\s+(?:and|or)\s+)[A-Z]){0,9}"
     r"\s+(?!(?:or|and|if|when|too|also|could|may|might|works|fits|(?:is|are|seems?|would be)\s+(?:also"
     r"|possible|equally|likely|another|plausible|right|correct|fine|the|an?))\b)(?-i:[a-z])",
@@ -82,13 +82,13 @@ _REASON = re.compile(
 )
 _NEGATION = re.compile(
     r"\b(?:not?|non|none|neither|nor|never|except|besides?|without|but|or|other than|wrong|false|incorrect"
-    r"|excluded)\b|n['’]t\b|\\neq?(?![a-z])|[≠<>?]",
+    r"|excluded)\b|n['’]t\b|\\(?:n|l|g)eq?(?![a-z])|[≠<>≤≥?]",
     re.IGNORECASE,
 )
 _NUMBER_OF_MORE = re.compile(
-    r"(?<![A-Za-z_^{])\d|(?:[-−–±]|\w\(|[\^_]\s?\{?|~|\\(?:log|ln|lg|sin|cos|tan|exp)\b\s?\(?)\s?\0"
-    r"|\b(?:minus|least|most|than|over|under|above|below|between|up to)\b"
-    r"|\0[^\w\0]{0,3}(?:\\text\s?\{\s*)?(?:hundred|thousand|[mbtr]+illions?|dozen|or|to)\b",
+    r"(?<![A-Za-z_^{])\d|(?:[-−–±](?:\s?\\?[$£€])?|\w\(|[\^_]\s?\{?|~|\\(?:log|ln|lg|sin|cos|tan|exp)\b\s?\(?)\s?\0"
+    r"|\b(?:minus|least|most|than|over|under|above|below|between|up to|half|twice|double)\b|\0\s?(?:\\pi\b|‰)"
+    r"|\0[^\w\0]{0,3}(?:\\text\s?\{\s*)?(?:hundred|thousand|[mbtr]+illions?|bn|dozen|percent|squared|less|or|to)\b",
     re.IGNORECASE,
 )
 """Beside a number, what makes another one of it: "between 1 and \\0", "\\0 million", ``\\log \\0``."""
@@ -217,7 +217,7 @@ def _boxed_option(text: str, choices: Choices) -> str | None:
                 options.add(letter)
                 number = number or wanted[0].isdigit()
                 box = _whole(wanted).sub("", box)
-    if _NEGATION.search(content) or (number and _NUMBER_OF_MORE.search(content)):
+    if _NEGATION.search(content) or (number and _NUMBER_OF_MORE.search(content.rpartition("=")[2])):
         return None
     named = _named_letter(box, {letter for letter, _ in choices})
     return options.pop() if len(options) == 1 and (named is None or named in options) else None

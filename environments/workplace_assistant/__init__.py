@@ -67,8 +67,12 @@ class WorkplaceAssistant(OfficeTools, ResourcesServer):
         office = Office()
         failed = 0
         calls = request.response.function_calls
+        tools = request.responses_create_params.get("tools")
+        offered = [tool.get("name") for tool in tools if isinstance(tool, dict)] if tools else None
         for item in calls[:_MAX_CALLS]:
             try:
+                if offered is not None and item.get("name") not in offered:
+                    raise InvalidRequest("the row does not offer this tool")
                 await self._apply(item, office)
             except Rejected:
                 failed += 1  # it changed nothing, and the model was told

@@ -174,7 +174,7 @@ def final_text(response: JSON) -> str:
 
 _THINK = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)\s{0,8}>", re.IGNORECASE)
 _NOTHING = re.compile(r"[\s.,;:!*_`'\"\])}>]*")
-_SAME_LINE = re.compile(r"[ \t]*")
+_SAME_LINE = re.compile(r"(?:[ \t,/|]|\bor\b|\band\b)*", re.IGNORECASE)
 
 
 def without_thoughts(text: str) -> str:

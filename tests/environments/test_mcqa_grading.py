@@ -246,7 +246,8 @@ def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None)
             None, "between 10 and 20", "10 million", "10 thousand", "10 000", "\\log 10", "\\sin(10)", "f(10)"
         ),
         *each(None, "x^{10}", "2(10)", "10\\text{ or more}"),
-        *each("B", "the answer is (10)", "\\approx 10", "10 cm", "\\$10"),
+        *each("B", "the answer is (10)", "\\approx 10", "10 cm", "\\$10", "f(2) = 10"),
+        *each(None, "twice 10", "10 percent", "\\le 10", "-\\$10", "10\\pi"),
         ("10\\%", "E"),
         *(
             (box, None)

@@ -177,6 +177,17 @@ async def test_an_email_that_was_sent_is_not_undone() -> None:
     assert (await verify({"ground_truth": [wanted, deleted]}, undone))["reward"] == 1.0
 
 
+async def test_a_tool_that_the_row_does_not_offer_changes_nothing() -> None:
+    row = {
+        "ground_truth": [],
+        "responses_create_params": {"input": "?", "tools": [{"type": "function", "name": "x"}]},
+    }
+    for name in ("calendar_delete_event", {"a": 1}):
+        call = {**called("", {"event_id": "00001"}), "name": name}
+        verdict = await verify(row, [call])
+        assert (verdict["reward"], verdict["num_failed_calls"]) == (1.0, 1)
+
+
 async def test_what_is_not_looked_at_is_not_right() -> None:
     search = called("email_search_emails", {"query": "x"})
     rewards = [(await verify({"ground_truth": []}, [search] * number))["reward"] for number in (500, 501)]

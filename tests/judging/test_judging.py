@@ -346,6 +346,7 @@ def test_a_reply_that_broke_off_in_a_thought_has_no_verdict(text: str) -> None:
         ([f"{YES} or {NO}?", YES], YES, 2),
         ([f"{YES} or {NO}? I cannot tell"], None, 3),
         ([f"{YES} {NO}", NO], NO, 2),
+        ([f"{NO} or {YES}", NO], NO, 2),
         (["I cannot tell"], None, 1),
     ],
 )
