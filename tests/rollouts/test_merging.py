@@ -75,5 +75,5 @@ async def test_shards_that_do_not_fit(tmp_path: Path) -> None:
     with RecordFile(second, exclusive=True), pytest.raises(Conflict, match="is being written"):
         await merge([first, second], output)
     assert not output.exists()
-    with pytest.raises(Conflict, match="whole.jsonl exists"):
+    with pytest.raises(Conflict, match=r"whole\.jsonl exists"):
         await merge([first, second], tmp_path / "whole.jsonl")
