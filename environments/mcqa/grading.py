@@ -52,7 +52,7 @@ _DENIED = re.compile(
     r"|(?:exclud|eliminat|reject|discard)[a-z]{0,3}|(?:opposite|reverse) of|against|no(?:\sto)?)\s+"
     r"|(?:\b(?:not|cannot|never)|n['’]t)\s+(?:(?!(?:and|but|or|so|because|since|whereas|while|then|thus"
     r"|therefore|only|just|sure|certain|doubt)\b)[\w'’]{2,20}\s+){0,6}?"  # "not", and up to six words
-    r"|(?:\\neq?|≠|!=)\s*|[~¬!](?=[(*A-Z]))(?:(?:the|an?|option|answer|choice)\s+){0,3}"
+    r"|(?:\\neq?|≠|!=)\s*|(?:[¬!]|(?<!\w)~)(?=[(*A-Z]))(?:(?:the|an?|option|answer|choice)\s+){0,3}"
     r"[(*]{0,3}[A-Z](?![A-Za-z])(?:[)*]{0,3},?\s+(?:and|n?or)\s+[(*]{0,3}[A-Z](?![A-Za-z])){0,9}"
     r"|(?<![A-Za-z'’])[A-Z][)*]{0,3}\s?\?\s*(?i:no|nope)\b"
 )

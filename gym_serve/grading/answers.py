@@ -97,7 +97,7 @@ _SWITCH = re.compile(
     r"|bfseries|[bB]igg?[lr]?|limits|nolimits|[,;:! ])(?![A-Za-z])\s*"
 )
 _SPACE, _ESCAPED = re.compile(r"\\ |(?<=\w)~(?=\w)"), re.compile(r"\\([%$&#_])")
-LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! ])|~")
+LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! ])|(?<=[\w}).,])~")
 COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
@@ -234,7 +234,7 @@ def last_boxes(text: str) -> list[str]:
         if span.end >= chain[-1].outer:
             continue
         gap = text[span.end : chain[-1].outer]
-        if len(gap) >= 40 or not _LIST_GAP.fullmatch(LATEX_SPACE.sub(" ", _LIST_WORD.sub(r"\1", gap))):
+        if len(gap) >= 40 or not _LIST_GAP.fullmatch(LATEX_SPACE.sub(" ", _LIST_WORD.sub(r" \1 ", gap))):
             break
         chain.append(span)
     return [text[span.start : span.end].strip() for span in reversed(chain)]

@@ -333,7 +333,7 @@ async def test_a_harness_that_waits_for_a_slow_model_is_the_machines(
 
     monkeypatch.setattr(Counter, "responses", hangs)
     bench.work = asleep
-    failure = (await bench.run(url=f"{bench.url}/work", harness_timeout=2.0))["failure"]
+    failure = (await bench.run(url=f"{bench.url}/work", harness_timeout=6.0))["failure"]
     assert (failure["kind"], failure["retryable"]) == ("harness_timeout", True)
     assert "slow model calls took" in failure["detail"]
 
