@@ -233,8 +233,10 @@ def test_what_is_no_single_task_is_looked_for_among_all() -> None:
     assert task_files() == tasks
 
 
-def test_a_task_of_a_user_s_comes_before_one_of_lm_eval_s(tmp_path: Path) -> None:
+def test_a_user_s_files_come_before_those_of_lm_eval(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("task: 'gsm8k'  # with another prompt\ndescription: mine\n", "utf-8")
+    (tmp_path / "group.yaml").write_text("group: ifeval\ntask: [gsm8k]\n", "utf-8")
     entry = manager_of("gsm8k", str(tmp_path)).task_index["gsm8k"]
     assert entry.yaml_path == tmp_path / "own.yaml"
     assert manager_of("nq_open", str(tmp_path)).task_index["nq_open"].yaml_path == task_files()["nq_open"]
+    assert manager_of("ifeval", str(tmp_path)).task_index["ifeval"].kind == Kind.GROUP

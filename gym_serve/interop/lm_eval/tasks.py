@@ -31,8 +31,10 @@ def manager_of(name: str, include_path: str | None) -> TaskManager:
     lm-eval parses its 14,000 files for one that knows all, which takes several seconds.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    file = (task_files(include_path).get(name) if include_path else None) or task_files().get(name)
-    return _manager(include_path) if file is None else _manager(str(file.parent), include_defaults=False)
+    file = (task_files(include_path) if include_path else task_files()).get(name)
+    if file and name in (manager := _manager(str(file.parent), include_defaults=False)).all_tasks:
+        return manager
+    return _manager(include_path)
 
 
 @lru_cache
